@@ -23,6 +23,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from lab.core.plan import Silent
+from lab.errors import MissingError, needs
 
 if TYPE_CHECKING:
     from lab.core.run import Run
@@ -37,8 +38,6 @@ def recognises(folder: Path) -> bool:
 
 def reads(path: Path) -> bool:
     """Whether `path` is a recording, or a folder of some, that no room knows the layout of."""
-    from lab.errors import needs
-
     with needs("analysis"):
         from lab.rooms.nsys.captures.analysis import holds_recordings
     return holds_recordings(path)
@@ -54,8 +53,6 @@ def analyse(folder: Path, out: Path, run: Run | None, progress: Callable[[str], 
 
     A recording that no experiment made gets its own page: phases, classes, kernels, Gantt, integrity.
     """
-    from lab.errors import needs
-
     if run is None and not (folder.is_dir() and recognises(folder)):
         with needs("analysis"):
             from lab.rooms.nsys.captures.analysis import analyse_recordings
@@ -70,8 +67,6 @@ def analyse_phases(folder: Path, out: Path, run: Run | None, progress: Callable[
 
     Raises MissingError where nothing here can have phases.
     """
-    from lab.errors import MissingError, needs
-
     if folder.is_dir() and recognises(folder):
         return analyse(folder, out / "phases", run, progress)
     if not reads(folder):

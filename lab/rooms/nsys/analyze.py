@@ -7,24 +7,18 @@ means and standard deviations are over the measured steps.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any
 
+import msgspec
 import numpy as np
 import pandas as pd
 
 from lab.recordings.names import short_name
 from lab.rooms.nsys import flops
-from lab.rooms.nsys.captures.phases import sample_sd, step_figures, summed
+from lab.rooms.nsys.captures.phases import sample_sd
 from lab.rooms.nsys.flops import ModelSpec
-from lab.rooms.nsys.recording import (
-    MASK,
-    PARTS,
-    PHASES,
-    SOFTMAX,
-    STEP,
-    Recording,
-)
+from lab.rooms.nsys.layout import CellData
+from lab.rooms.nsys.recording import MASK, PARTS, PHASES, SOFTMAX, STEP, Recording
 
 MATMUL_CLASSES = ("gemm", "gemv")
 PHASE_COLUMNS = [
@@ -42,26 +36,15 @@ PART_COLUMNS = [
 ]
 
 
-@dataclass(frozen=True)
-class CellTables:
-    """The tables of one cell; columns as named at the top of this module."""
-
-    phases: pd.DataFrame
-    classes: pd.DataFrame
-    kernels: pd.DataFrame
-    parts: pd.DataFrame
-
-
-def tables_of(
-    recording: Recording, spec: ModelSpec | None, batch: int | None, context: int, dtype: str
-) -> CellTables:
-    """All tables of a cell. `dtype` is that of its products; spec and batch may be unknown."""
-    return CellTables(
-        phases=_with_flop(phase_table(recording), spec, batch, context),
-        classes=_share_table(recording, "class", CLASS_COLUMNS),
-        kernels=_share_table(recording, "name", KERNEL_COLUMNS),
-        parts=_part_table(recording, spec, batch, context, dtype),
-    )
+def with_tables(cell: CellData, recording: Recording) -> CellData:
+    """The cell with a recording of it, and its tables by the name of their CSV."""
+    tables = {
+        "phases": _with_flop(phase_table(recording), cell),
+        "classes": _share_table(recording, "class", CLASS_COLUMNS),
+        "kernels": _share_table(recording, "name", KERNEL_COLUMNS),
+        "attention": _part_table(recording, cell),
+    }
+    return msgspec.structs.replace(cell, recording=recording, tables=tables)
 
 
 def phase_table(recording: Recording) -> pd.DataFrame:
@@ -75,62 +58,56 @@ def phase_table(recording: Recording) -> pd.DataFrame:
     return table
 
 
-def _with_flop(phases: pd.DataFrame, spec: ModelSpec | None, batch: int | None, context: int) -> pd.DataFrame:
+def _with_flop(phases: pd.DataFrame, cell: CellData) -> pd.DataFrame:
     """The phases with the FLOPs of their matrix products, from the model's shape, and the rate achieved."""
-    if spec is None or batch is None or phases.empty:
+    if cell.spec is None or phases.empty:
         return phases
-    per_phase = {
-        name: flops.phase_flop(spec, batch, context, name) / 1e9 for name in phases["phase"] if name != STEP
-    }
+    shape = cell.spec, cell.batch, cell.context
+    per_phase = {name: flops.phase_flop(*shape, name) / 1e9 for name in phases["phase"] if name != STEP}
     gflop = phases["phase"].map({**per_phase, STEP: sum(per_phase.values())})
-    rate: pd.Series = gflop / phases["matmul_ms"].astype(float)
+    rate = gflop / phases["matmul_ms"].astype(float)
     table: pd.DataFrame = phases.assign(gflop=gflop, matmul_tflops=rate.where(gflop > 0))
     return table
 
 
 def _phase_row(recording: Recording, phase: str, ranges: pd.DataFrame) -> dict[str, object]:
-    steps = recording.steps
-    wall_ns = ranges.groupby("step")["own_ns"].sum().reindex(steps).fillna(0).to_numpy()
-    row = {"steps": len(steps), "wall_ms": wall_ns.mean() / 1e6, "wall_sd_ms": sample_sd(wall_ns) / 1e6}
+    num_steps = len(recording.steps)
+    wall_ns = recording.by_step(ranges, "own_ns")
+    row = {"steps": num_steps, "wall_ms": wall_ns.mean() / 1e6, "wall_sd_ms": sample_sd(wall_ns) / 1e6}
     if not recording.has_kernels:  # unknown rather than 0, which would mean an idle GPU
         return row
-    ops = of_phase(recording.ops, phase)
-    step, kernel = ops["step"].to_numpy(), ops["kernel"].to_numpy(bool)
-    start_ns, end_ns = ops["start_ns"].to_numpy(np.int64), ops["end_ns"].to_numpy(np.int64)
-    figures = step_figures(start_ns, end_ns, kernel, step, len(steps))
-    matmul = np.where(kernel & ops["class"].isin(MATMUL_CLASSES).to_numpy(), step, -1)
-    splitk = kernel & (ops["class"] == "splitk_reduce").to_numpy()
-    matmuls = summed(np.ones(len(ops), dtype=np.int64), matmul, len(steps))
-    matmul_ms = summed(end_ns - start_ns, matmul, len(steps)).mean() / 1e6
-    kernel_ms = figures.kernel_ns.mean() / 1e6
+    figures, kernels = recording.figures[phase], of_phase(recording.kernels, phase)
+    products = kernels[kernels["class"].isin(MATMUL_CLASSES)]
+    matmul_ms = recording.by_step(products, "dur_ns").mean() / 1e6
+    launches, matmuls = figures["num_kernels"], recording.by_step(products, "kernel")
+    busy_ns, span_ns, kernel_ns = (figures[name] for name in ("busy_ns", "span_ns", "kernel_ns"))
     return row | {
-        "span_ms": figures.span_ns.mean() / 1e6,
-        "busy_ms": figures.busy_ns.mean() / 1e6,
-        "kernel_ms": kernel_ms,
-        "kernel_sd_ms": sample_sd(figures.kernel_ns) / 1e6,
-        "kernels": figures.kernels.mean(),
-        "copies_and_fills": figures.copies_and_fills.mean(),
-        "same_in_all_steps": figures.same_launches and bool((matmuls == matmuls[:1]).all()),
-        "gap_ms": (figures.span_ns - figures.busy_ns).mean() / 1e6,
-        "idle_percent": 100 * (1 - figures.busy_ns.mean() / wall_ns.mean()) if wall_ns.mean() else np.nan,
+        "span_ms": span_ns.mean() / 1e6,
+        "busy_ms": busy_ns.mean() / 1e6,
+        "kernel_ms": kernel_ns.mean() / 1e6,
+        "kernel_sd_ms": sample_sd(kernel_ns) / 1e6,
+        "kernels": launches.mean(),
+        "copies_and_fills": (figures["num_ops"] - launches).mean(),
+        "same_in_all_steps": bool((launches == launches[0]).all() and (matmuls == matmuls[0]).all()),
+        "gap_ms": (span_ns - busy_ns).mean() / 1e6,
+        "idle_percent": 100 * (1 - busy_ns.mean() / wall_ns.mean()) if wall_ns.any() else np.nan,
         "matmul_ms": matmul_ms,
-        "matmul_percent": 100 * matmul_ms / kernel_ms if kernel_ms else np.nan,
+        "matmul_percent": 100 * matmul_ms / (kernel_ns.mean() / 1e6) if kernel_ns.any() else np.nan,
         "matmuls": matmuls.mean(),
-        "splitk_reductions": splitk.sum() / len(steps),
+        "splitk_reductions": (kernels["class"] == "splitk_reduce").sum() / num_steps,
     }
 
 
 def of_phase(ops: pd.DataFrame, phase: str) -> pd.DataFrame:
     """The operations of a phase; all of them for the whole step."""
-    rows: pd.DataFrame = ops if phase == STEP else ops[ops["phase"] == phase]
-    return rows
+    return ops if phase == STEP else ops[ops["phase"] == phase]
 
 
 def _share_table(recording: Recording, key: str, columns: list[str]) -> pd.DataFrame:
     """Kernel time by `key` (class or name), for each phase and for the whole step, costliest first."""
-    tables, all_kernels = [], _kernels(recording)
+    tables = []
     for phase in (*PHASES, STEP):
-        kernels = of_phase(all_kernels, phase)
+        kernels = of_phase(recording.kernels, phase)
         if kernels.empty:
             continue
         grouped = kernels.groupby([key, "step"])["dur_ns"]
@@ -155,60 +132,48 @@ def _share_table(recording: Recording, key: str, columns: list[str]) -> pd.DataF
     if key == "name":
         joined["kernel"] = [short_name(name) for name in joined["name"]]
         # Launches of one name by different ops may differ in class: that of the most time stands for it.
-        time_ns = all_kernels.groupby(["name", "class"])["dur_ns"].sum().sort_values()
+        time_ns = recording.kernels.groupby(["name", "class"])["dur_ns"].sum().sort_values()
         joined["class"] = joined["name"].map(time_ns.reset_index().groupby("name")["class"].last())
     table: pd.DataFrame = joined[columns]
     return table
 
 
-def _kernels(recording: Recording) -> pd.DataFrame:
-    """The kernels of the measured steps, with `dur_ns`."""
-    kernels = recording.ops[recording.ops["kernel"].astype(bool)]
-    timed: pd.DataFrame = kernels.assign(dur_ns=kernels["end_ns"] - kernels["start_ns"])
-    return timed
-
-
-def _part_table(
-    recording: Recording, spec: ModelSpec | None, batch: int | None, context: int, dtype: str
-) -> pd.DataFrame:
+def _part_table(recording: Recording, cell: CellData) -> pd.DataFrame:
     """Attention's parts in the forward pass, per layer: all kernels of a range, and its GEMM alone."""
     num_steps, rows = len(recording.steps), []
-    all_kernels = _kernels(recording)
     for part in PARTS:
         ranges = int((recording.ranges["name"] == part).sum())
         if not ranges or not recording.has_kernels:
             continue
-        kernels = all_kernels[all_kernels["part"] == part]
+        kernels = recording.kernels[recording.kernels["part"] == part]
         matmuls = kernels[kernels["class"] == "gemm"]
-        per_step_ns = summed(kernels["dur_ns"].to_numpy(), kernels["step"].to_numpy(), num_steps)
+        per_step_ns = recording.by_step(kernels, "dur_ns")
         row = {
             "part": part,
-            "ranges": ranges / max(1, num_steps),
+            "ranges": ranges / num_steps,
             "kernels": len(kernels) / ranges,
             "us_per_layer": kernels["dur_ns"].sum() / ranges / 1e3,
             "sd_us": sample_sd(per_step_ns * num_steps / ranges / 1e3),
             "matmul_us_per_layer": matmuls["dur_ns"].sum() / ranges / 1e3 if len(matmuls) else np.nan,
             "matmuls_per_layer": len(matmuls) / ranges,
         }
-        if spec is not None and batch is not None and part != MASK:
+        if cell.spec is not None and part != MASK:
             fused = bool((kernels["class"] == "softmax").any())
-            row |= _rates(row, spec, batch, context, dtype, fused=fused)
+            row |= _rates(row, (cell.spec, cell.batch, cell.context), cell.dtype, fused=fused)
         rows.append(row)
     table: pd.DataFrame = pd.DataFrame(rows, columns=PART_COLUMNS)
     return table
 
 
 def _rates(
-    row: dict[str, Any], spec: ModelSpec, batch: int, context: int, dtype: str, *, fused: bool
+    row: dict[str, Any], shape: tuple[ModelSpec, int, int], dtype: str, *, fused: bool
 ) -> dict[str, float]:
     """FLOPs and minimum bytes of a part, and the rates achieved."""
     if row["part"] == SOFTMAX:
-        flop = flops.softmax_flop(spec, batch, context)
-        moved = flops.softmax_bytes(spec, batch, context, fused=fused)
+        flop, moved = flops.softmax_flop(*shape), flops.softmax_bytes(*shape, fused=fused)
         seconds = row["us_per_layer"] / 1e6
     else:
-        flop = flops.scores_flop(spec, batch, context)
-        moved = flops.scores_bytes(spec, batch, context, flops.width(dtype))
+        flop, moved = flops.scores_flop(*shape), flops.scores_bytes(*shape, flops.width(dtype))
         seconds = row["matmul_us_per_layer"] / 1e6
     rates: dict[str, float] = {"flop": flop, "least_bytes": moved}
     if seconds > 0:

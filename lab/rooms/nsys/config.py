@@ -60,7 +60,7 @@ class NsysConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     workload: WorkloadConfig = WorkloadConfig()
 
 
-class Cell(msgspec.Struct, frozen=True, kw_only=True, order=True):
+class Cell(msgspec.Struct, frozen=True, kw_only=True):
     """One capture: a size, a context length and a profile type; `parts` are the questions it answers."""
 
     size: str

@@ -73,19 +73,21 @@ class Collected(msgspec.Struct, frozen=True, kw_only=True):
     reason: str | None = None
 
 
-class CellFiles(msgspec.Struct, frozen=True, kw_only=True):
-    """A cell and its files.
+class CellData(Cell, frozen=True, kw_only=True, eq=False):
+    """A cell with its files and, where its capture can be read, the recording and tables of one process.
 
     result and twin are the cell.json of the recorded and of the unprofiled process; None without one.
+    recording is a `Recording`, tables are by the name of their CSV: finding files must not load pandas.
     """
 
-    cell: Cell
     capture: Path | None = None
     result: CellResult | None = None
     twin: CellResult | None = None
     collected: Collected | None = None
     spec: ModelSpec | None = None
-    batch: int | None = None
+    batch: int = 4
+    recording: Any = None
+    tables: dict[str, Any] = {}
 
     @property
     def dtype(self) -> str:
@@ -97,36 +99,51 @@ class CellFiles(msgspec.Struct, frozen=True, kw_only=True):
         """`small ctx 512 forward`; for a capture in the published tree with the folder of its part, and for a
         single file of an unknown model its name and type."""
         if self.spec is None and self.result is None and self.capture is not None:
-            return f"{self.cell.size} {self.cell.type}"
+            return f"{self.size} {self.type}"
         folder = self.capture.parent.name if self.capture and self.result is None else ""
-        label = f"{self.cell.size} ctx {self.cell.context} {self.cell.type}"
+        label = f"{self.size} ctx {self.context} {self.type}"
         return f"{label} ({folder})" if folder.startswith("part_") else label
 
+    @property
+    def size_and_context(self) -> tuple[str, int]:
+        return self.size, self.context
 
-def find_cells(folder: Path) -> list[CellFiles]:
+    @property
+    def has_kernels(self) -> bool:
+        return self.recording is not None and self.recording.has_kernels
+
+    def phase(self, name: str) -> Any:
+        """A phase's row; None where the capture has no such phase."""
+        phases = self.tables.get("phases")
+        rows: Any = () if phases is None else phases[phases["phase"] == name]
+        return rows.iloc[0] if len(rows) else None
+
+
+def find_cells(folder: Path) -> list[CellData]:
     """Every cell below `folder`, by size, context and type. Raises BadDataError for a damaged cell.json."""
-    of_lab = [files for path in sorted(folder.glob("captures/*/")) if (files := _of_lab(path))]
+    of_lab = [cell for path in sorted(folder.glob("captures/*/")) if (cell := _of_lab(path))]
     return sorted(of_lab or _published(folder), key=_order)
 
 
-def _order(files: CellFiles) -> tuple[int, int, str]:
-    return list(SIZES).index(files.cell.size), files.cell.context, files.cell.type
+def _order(cell: CellData) -> tuple[int, int, str]:
+    return list(SIZES).index(cell.size), cell.context, cell.type
 
 
-def _of_lab(folder: Path) -> CellFiles | None:
+def _of_lab(folder: Path) -> CellData | None:
     result = read_json(folder / "cell.json", CellResult)
     twin = read_json(folder / "unprofiled" / "cell.json", CellResult)
     if result is None and twin is None:
         return None
     asked = (result or twin).asked
-    size = asked.model_size
-    return CellFiles(
-        cell=Cell(size=size, context=asked.context_length, type=asked.profile_type),
+    return CellData(
+        size=asked.model_size,
+        context=asked.context_length,
+        type=asked.profile_type,
         capture=next((path for name in CAPTURES if (path := folder / name).is_file()), None),
         result=result,
         twin=twin,
         collected=read_json(folder / "collector.json", Collected),
-        spec=spec_of(size, fused_qkv=asked.fused_qkv) if size in SIZES else None,
+        spec=spec_of(asked.model_size, fused_qkv=asked.fused_qkv) if asked.model_size in SIZES else None,
         batch=asked.batch_size,
     )
 
@@ -141,7 +158,7 @@ def read_json(path: Path, kind: type[Any]) -> Any:
         raise BadDataError(f"not a file that the workload wrote: {error}", location=path) from error
 
 
-def _published(folder: Path) -> Iterator[CellFiles]:
+def _published(folder: Path) -> Iterator[CellData]:
     """Captures with published names; an export takes precedence over its .nsys-rep."""
     parts = {published.folder: published.parts for published in _PUBLISHED}
     names: set[tuple[Path, str]] = set()
@@ -152,8 +169,8 @@ def _published(folder: Path) -> Iterator[CellFiles]:
                 cell = cell_of_name(name[1])
                 if cell and name not in names:
                     names.add(name)
-                    cell = msgspec.structs.replace(cell, parts=parts.get(path.parent.name, ()))
-                    yield CellFiles(cell=cell, capture=path, spec=SIZES[cell.size], batch=4)
+                    cell_parts = parts.get(path.parent.name, ())
+                    yield msgspec.structs.replace(cell, parts=cell_parts, capture=path, spec=SIZES[cell.size])
 
 
 def published_name(cell: Cell, part: str) -> tuple[str, str]:
@@ -164,14 +181,14 @@ def published_name(cell: Cell, part: str) -> tuple[str, str]:
     return published.folder, published.template.format(**values)
 
 
-def cell_of_name(base: str) -> Cell | None:
+def cell_of_name(base: str) -> CellData | None:
     """The cell with this published base name; None for any other name."""
     for published in _PUBLISHED:
         if match := re.fullmatch(published.template.format(**_GROUPS), base):
             groups = match.groupdict()
             context = int(groups.get("context") or PUBLISHED_CONTEXT)
             kind: ProfileType = published.type or groups["type"]  # type: ignore[assignment]
-            return Cell(size=groups["size"], context=context, type=kind)
+            return CellData(size=groups["size"], context=context, type=kind)
     return None
 
 

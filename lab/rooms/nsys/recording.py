@@ -16,7 +16,7 @@ from lab.recordings.owners import nearest_ancestor
 from lab.recordings.phase_names import BACKWARD, FORWARD, OPTIMIZER, is_step
 from lab.recordings.projection import AMBIGUOUS, RULES, PhaseNames, Projection, offers
 from lab.recordings.views import row_classes
-from lab.rooms.nsys.captures.phases import products
+from lab.rooms.nsys.captures.phases import products, step_figures
 
 PHASES = (FORWARD, BACKWARD, OPTIMIZER)
 STEP = "step"
@@ -29,20 +29,21 @@ SCORES, MASK, SOFTMAX, FINAL = (
 )
 
 PARTS = (SCORES, MASK, SOFTMAX, FINAL)
-OPS = ["step", "phase", "part", "name", "class", "kernel", "start_ns", "end_ns", "rule"]
-RANGES = ["step", "name", "start_ns", "end_ns", "own_ns"]
 
 
 @dataclass(frozen=True)
 class Recording:
     """The measured steps of one process of a capture.
 
-    ops: one row per device operation launched within a step, columns OPS (`phase`, `part` "" outside all);
-    ranges: steps, phases and attention's parts on the host, columns RANGES (`own_ns`: without other phases
-    inside it). `step` counts the instances of steps from 0, whatever their names; step_names has these.
+    figures: those of each phase and of the whole step, per step (`step_figures`);
+    ops: one row per device operation launched within a step (`phase`, `part` "" outside all), kernels
+    those of them that are kernels; ranges: steps, phases and attention's parts on the host (`own_ns`:
+    without other phases inside it). `step` counts the instances of steps from 0, step_names has their names.
     """
 
+    figures: dict[str, dict[str, np.ndarray]]
     ops: pd.DataFrame
+    kernels: pd.DataFrame
     ranges: pd.DataFrame
     step_names: tuple[str, ...] = ()
     process: Process = field(default_factory=Process)
@@ -62,7 +63,11 @@ class Recording:
 
     @property
     def has_kernels(self) -> bool:
-        return bool(self.ops["kernel"].any()) if len(self.ops) else False
+        return len(self.kernels) > 0
+
+    def by_step(self, rows: pd.DataFrame, column: str) -> np.ndarray:
+        """Sum (steps,) of a column over the rows of each measured step."""
+        return rows.groupby("step")[column].sum().reindex(self.steps, fill_value=0).to_numpy()
 
 
 def normalised(name: str) -> str:
@@ -81,18 +86,20 @@ def recording_of(projection: Projection, names: PhaseNames | None = None) -> Rec
     named = _rows_by_name(projection, steps, names)
     ops = _ops_frame(projection, steps, named)
     inside = ops[ops["step"] >= 0].reset_index(drop=True)
-    device = next(iter(capture.devices), None)
-    board = board_of(device.name, device.num_sms) if device else None
+    step, device = ops["step"].to_numpy(), next(iter(capture.devices), None)
+    groups = {phase: np.where(ops["phase"] == phase, step, -1) for phase in PHASES} | {STEP: step}
     offered = (offer.sentence for offer in offers(projection, names.pattern))
     return Recording(
+        figures={phase: step_figures(capture, group, len(steps)) for phase, group in groups.items()},
         ops=inside,
+        kernels=inside[inside["kernel"]],
         ranges=_ranges_frame(projection, steps, named),
         step_names=tuple(capture.name(int(index)) for index in capture.ranges.name_id[steps]),
         process=capture.processes[0],
         collector=capture.collector,
         version=capture.version or "",
         device=", ".join(dict.fromkeys(device.name for device in capture.devices)),
-        board=board,
+        board=board_of(device.name, device.num_sms) if device else None,
         outside_steps=int((ops["step"] < 0).sum()),
         ambiguous=int((projection.ops.rule == AMBIGUOUS).sum()),
         problems=(*capture.problems, *projection.problems, *offered),
@@ -124,7 +131,7 @@ def _ops_frame(projection: Projection, steps: np.ndarray, named: dict[str, np.nd
     capture = projection.capture
     classes = np.array(CLASSES, dtype=object)[row_classes(capture)]
     classes[products(capture) & (classes == "quant")] = "gemm"
-    frame: pd.DataFrame = pd.DataFrame(
+    table: pd.DataFrame = pd.DataFrame(
         {
             "step": projection.owners(steps),
             "phase": _owner_names(projection, PHASES, named),
@@ -132,13 +139,11 @@ def _ops_frame(projection: Projection, steps: np.ndarray, named: dict[str, np.nd
             "name": capture.text(capture.ops.name_id),
             "class": classes,
             "kernel": capture.ops.kind == KERNEL,
-            "start_ns": capture.ops.start_ns,
-            "end_ns": capture.ops.end_ns,
+            "dur_ns": capture.ops.dur_ns,
             "rule": np.array(RULES, dtype=object)[projection.ops.rule],
-        },
-        columns=OPS,
+        }
     )
-    return frame
+    return table
 
 
 def _owner_names(projection: Projection, names: tuple[str, ...], named: dict[str, np.ndarray]) -> np.ndarray:
@@ -152,7 +157,11 @@ def _owner_names(projection: Projection, names: tuple[str, ...], named: dict[str
 def _ranges_frame(projection: Projection, steps: np.ndarray, named: dict[str, np.ndarray]) -> pd.DataFrame:
     """Host times of steps, phases and parts that lie in a measured step."""
     ranges = projection.capture.ranges
-    step_of = _step_of_ranges(projection, steps)
+    index = np.full(len(ranges) + 1, -1, dtype=np.int64)
+    index[steps] = np.arange(len(steps))
+    # The step around each range, its own for a step; -1 outside of all.
+    around = nearest_ancestor(projection.instances.parent, np.arange(len(ranges)), index[:-1] >= 0)
+    step_of = index[around]
     phases, own_ns = _phases_alone(projection, {name: named[name] for name in PHASES})
     frames = [
         pd.DataFrame(
@@ -160,16 +169,16 @@ def _ranges_frame(projection: Projection, steps: np.ndarray, named: dict[str, np
                 "step": step_of[rows],
                 "name": name,
                 "start_ns": ranges.start_ns[rows],
-                "end_ns": ranges.end_ns[rows],
-                "own_ns": own_ns[rows] if name in phases else ranges.end_ns[rows] - ranges.start_ns[rows],
-            },
-            columns=RANGES,
+                "own_ns": own_ns[rows] if name in phases else ranges.dur_ns[rows],
+            }
         )
         for name, rows in [(STEP, steps), *phases.items(), *((name, named[name]) for name in PARTS)]
     ]
-    frame: pd.DataFrame = pd.concat(frames, ignore_index=True)
-    frame = frame[frame["step"] >= 0].sort_values("start_ns", kind="stable").reset_index(drop=True)
-    return frame
+    frame = pd.concat(frames, ignore_index=True)
+    table: pd.DataFrame = (
+        frame[frame["step"] >= 0].sort_values("start_ns", kind="stable").reset_index(drop=True)
+    )
+    return table
 
 
 def _phases_alone(
@@ -184,7 +193,7 @@ def _phases_alone(
     phase = np.full(len(ranges) + 1, -1)
     for number, rows in enumerate(named.values()):
         phase[rows] = number
-    own_ns = (ranges.end_ns - ranges.start_ns).astype(np.int64)
+    own_ns = ranges.dur_ns.astype(np.int64)
     rows = np.flatnonzero(phase[:-1] >= 0)
     above = nearest_ancestor(parent, parent[rows], phase[:-1] >= 0)
     changes = (above >= 0) & (phase[above] != phase[rows])
@@ -193,16 +202,7 @@ def _phases_alone(
     for level in np.unique(projection.instances.level[rows]):
         inner = (projection.instances.level[rows] == level) & (above >= 0) & ~changes
         top[rows[inner]] = top[above[inner]]
-    np.subtract.at(own_ns, top[above[changes]], (ranges.end_ns - ranges.start_ns)[rows[changes]])
+    np.subtract.at(own_ns, top[above[changes]], ranges.dur_ns[rows[changes]])
     nested = np.zeros(len(ranges), dtype=bool)
     nested[rows] = (above >= 0) & ~changes
     return {name: rows[~nested[rows]] for name, rows in named.items()}, own_ns
-
-
-def _step_of_ranges(projection: Projection, steps: np.ndarray) -> np.ndarray:
-    """The index in `steps` of the step around each range (n,), its own for a step, -1 outside all."""
-    index = np.full(len(projection.instances) + 1, -1, dtype=np.int64)
-    index[steps] = np.arange(len(steps))
-    rows = np.arange(len(projection.instances))
-    step_of: np.ndarray = index[nearest_ancestor(projection.instances.parent, rows, index[:-1] >= 0)]
-    return step_of

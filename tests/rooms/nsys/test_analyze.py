@@ -11,8 +11,9 @@ from lab.recordings.load import load_capture
 from lab.recordings.phase_names import is_step
 from lab.recordings.projection import project
 from lab.rooms.nsys import flops
-from lab.rooms.nsys.analyze import tables_of
+from lab.rooms.nsys.analyze import with_tables
 from lab.rooms.nsys.config import spec_of
+from lab.rooms.nsys.layout import CellData
 from lab.rooms.nsys.recording import Recording, normalised, recording_of
 from tests.rooms.nsys import made
 from tests.rooms.nsys.made import SPEC, truth, write_trace
@@ -22,13 +23,13 @@ def read(path) -> Recording:
     return recording_of(project(load_capture(path)))
 
 
-def tables(path, spec=SPEC, batch=4, context=64):
-    recording = read(path)
-    return recording, tables_of(recording, spec, batch, context, "fp32")
+def tables(path, spec=SPEC, context=64):
+    cell = with_tables(CellData(size="tiny", context=context, type="training", spec=spec), read(path))
+    return cell.recording, cell.tables
 
 
 def phase(found, name):
-    return found.phases[found.phases["phase"] == name].iloc[0]
+    return found["phases"][found["phases"]["phase"] == name].iloc[0]
 
 
 def test_every_phase_has_the_kernels_that_its_thread_and_autograds_worker_launched(tmp_path):
@@ -44,7 +45,7 @@ def test_every_phase_has_the_kernels_that_its_thread_and_autograds_worker_launch
 
 def test_phases_add_up_to_their_step(tmp_path):
     _, found = tables(write_trace(tmp_path / "t.json", steps=3))
-    parts = found.phases[found.phases["phase"] != "step"]
+    parts = found["phases"][found["phases"]["phase"] != "step"]
     assert parts["kernel_ms"].sum() == pytest.approx(phase(found, "step").kernel_ms)
     assert parts["matmuls"].sum() == phase(found, "step").matmuls == 3 * SPEC.forward_gemms
 
@@ -74,13 +75,13 @@ def test_products_reach_the_rate_of_their_flops_over_their_time(tmp_path):
 
 def test_four_times_are_nested_and_not_the_same(tmp_path):
     _, found = tables(write_trace(tmp_path / "t.json"))
-    for _, row in found.phases.iterrows():
+    for _, row in found["phases"].iterrows():
         assert row.kernel_ms <= row.busy_ms * (1 + 1e-9) <= row.span_ms * (1 + 1e-9) < row.wall_ms
 
 
 def test_attentions_parts_are_per_layer_with_their_gemm_apart(tmp_path):
     _, found = tables(write_trace(tmp_path / "t.json"))
-    parts = found.parts.set_index("part")
+    parts = found["attention"].set_index("part")
     assert list(parts["ranges"]) == [SPEC.layers] * 4
     assert parts.loc["computing_attention_scores", "us_per_layer"] == made.GEMM_US + made.OTHER_US
     assert parts.loc["computing_attention_scores", "matmul_us_per_layer"] == made.GEMM_US
@@ -93,7 +94,7 @@ def test_launches_that_differ_between_steps_are_said_to_differ(tmp_path):
     _, found = tables(write_trace(tmp_path / "t.json", "forward", extra_gemm=True))
     row = phase(found, "forward")
     assert not row.same_in_all_steps and row.matmuls == SPEC.forward_gemms + 0.5
-    top = found.kernels[found.kernels["phase"] == "forward"].iloc[0]
+    top = found["kernels"][found["kernels"]["phase"] == "forward"].iloc[0]
     assert not top.same_in_all_steps
 
 
@@ -102,9 +103,9 @@ def test_a_capture_without_kernels_has_ranges_and_no_kernels(tmp_path):
     assert not recording.has_kernels and recording.steps == [0, 1]
     assert (
         phase(found, "forward").wall_ms > 0
-        and found.classes.empty
-        and found.kernels.empty
-        and found.parts.empty
+        and found["classes"].empty
+        and found["kernels"].empty
+        and found["attention"].empty
     )
 
 
@@ -121,15 +122,15 @@ def test_the_h200_capture_of_nsys_has_its_known_shares(shared_data, tmp_path):
     path.write_bytes(
         gzip.decompress((shared_data / "nsys_h200" / "transformer_2layer.sqlite.gz").read_bytes())
     )
-    recording, found = tables(path, spec=None, batch=None)
-    shares = found.phases.set_index("phase")["matmul_percent"]
+    recording, found = tables(path, spec=None)
+    shares = found["phases"].set_index("phase")["matmul_percent"]
     assert [round(shares[name], 1) for name in ("forward", "backward", "optimizer_step", "step")] == [
         84.4,
         87.7,
         0.0,
         77.6,
     ]
-    counts = found.phases.set_index("phase")
+    counts = found["phases"].set_index("phase")
     assert list(counts["kernels"]) == [46, 64, 8, 118] and list(counts["matmuls"]) == [12, 24, 0, 36]
     assert list(counts["splitk_reductions"]) == [2, 8, 0, 10]
     assert recording.collector == "nsys" and recording.ambiguous == 0
@@ -139,11 +140,11 @@ def test_the_h200_capture_of_nsys_has_its_known_shares(shared_data, tmp_path):
 def test_the_h200_kineto_trace_has_its_known_shares_and_products(shared_data):
     path = shared_data / "kernels_h200" / "cs336_small_training.json.gz"
     recording, found = tables(path, spec=spec_of("small", fused_qkv=True), context=512)
-    counts = found.phases.set_index("phase")
+    counts = found["phases"].set_index("phase")
     assert [round(x, 1) for x in counts["matmul_percent"]] == [85.2, 87.6, 0.0, 81.6]
     assert [round(x, 2) for x in counts["kernel_ms"]][:3] == [15.31, 29.06, 2.84]
     assert list(counts["matmuls"]) == [85, 170, 0, 255] and counts.loc["optimizer_step", "kernels"] == 56
-    parts = found.parts.set_index("part")
+    parts = found["attention"].set_index("part")
     assert round(parts.loc["computing_softmax", "us_per_layer"], 1) == 32.7
     assert round(parts.loc["computing_attention_scores", "matmul_us_per_layer"], 1) == 52.4
     assert recording.collector == "kineto"

@@ -8,15 +8,15 @@ import os
 
 import pandas as pd
 import pytest
+from click.testing import CliRunner
 
 from lab.core.step import Outcome, Status
 from lab.errors import BadDataError, MissingError
 from lab.recordings.load import load_capture
 from lab.rooms import room, room_of
-from lab.rooms.nsys.answers.answer import CellData
-from lab.rooms.nsys.config import Cell
+from lab.rooms.nsys.answers.cli import answers as answers_command
 from lab.rooms.nsys.findings import analyse_nsys, merged, outcome_of, planned
-from lab.rooms.nsys.layout import CellFiles, find_cells
+from lab.rooms.nsys.layout import CellData, find_cells
 from tests.command import lab
 from tests.conftest import ROOT
 from tests.rooms.nsys.made import truth, write_trace
@@ -60,6 +60,10 @@ def made(tmp_path):
 
 def quiet(_):
     return None
+
+
+def csv(folder, name):
+    return pd.read_csv(folder / "out" / "tables" / f"{name}.csv")
 
 
 def test_a_folder_becomes_tables_figures_reports_a_summary_and_a_page(made, tmp_path):
@@ -113,7 +117,7 @@ def test_a_tree_that_others_recorded_is_recognised_and_read(tmp_path):
     write_trace(tree / "part_d" / "tiny_training_step.json", "training")
     assert room_of(tmp_path) is room("nsys")
     done = analyse_nsys(tmp_path, tmp_path / "out", None, quiet)
-    assert [answer.part for answer in done.answers] == ["a", "d"]
+    assert list(csv(tmp_path, "answers")["part"]) == ["a", "d"]
     assert {path.relative_to(tmp_path).parts[0] for path in done.files} == {"out"}
 
 
@@ -123,7 +127,8 @@ def test_a_capture_that_is_broken_is_a_row_and_the_others_are_analysed(made, tmp
     assert done.lacking == ["tiny ctx 64 forward: unreadable: the file is empty (0 bytes)"]
     problems = pd.read_csv(tmp_path / "out" / "tables" / "problems.csv")
     assert list(problems["file"]) == ["captures/tiny_ctx64_forward/capture.json.gz"]
-    assert {answer.part for answer in done.answers if answer.is_answered} == {"b", "d"}
+    answers = csv(tmp_path, "answers")
+    assert set(answers["part"][answers["state"] != "no answer"]) == {"b", "d"}
 
 
 def test_a_capture_without_measured_steps_says_so(tmp_path):
@@ -131,6 +136,9 @@ def test_a_capture_without_measured_steps_says_so(tmp_path):
     write_trace(home / "capture.json.gz", "forward", steps=0)
     done = analyse_nsys(tmp_path / "rec", tmp_path / "out", None, quiet)
     assert "no range `step_N`" in done.lacking[0] and done.status == "fail"
+    words = [str(home / "capture.json.gz"), "--out", str(tmp_path / "file" / "out")]
+    assert CliRunner().invoke(answers_command, words).exit_code
+    assert "no range `step_N`" in csv(tmp_path / "file", "problems")["what"][0]
 
 
 def test_a_broken_cell_json_names_its_file(made):
@@ -158,18 +166,15 @@ def test_a_folder_without_captures_is_not_this_rooms(tmp_path):
     ],
 )
 def test_a_cell_that_left_nothing_has_the_outcome_of_its_step(step, word):
-    nothing = CellData(CellFiles(cell=Cell(size="tiny", context=64, type="forward")))
+    nothing = CellData(size="tiny", context=64, type="forward")
     outcome, reason = outcome_of(nothing, step, "")
     assert outcome == word and reason
 
 
 def test_planned_cells_that_are_not_there_keep_their_place():
-    wanted = [Cell(size="tiny", context=context, type="forward") for context in (64, 128, 256)]
-    have = [
-        CellFiles(cell=wanted[2], batch=4),
-        CellFiles(cell=Cell(size="small", context=64, type="training")),
-    ]
-    assert [one.cell.name for one in merged(have, wanted)] == [
+    wanted = [CellData(size="tiny", context=context, type="forward") for context in (64, 128, 256)]
+    have = [wanted[2], CellData(size="small", context=64, type="training")]
+    assert [one.name for one in merged(have, wanted)] == [
         "tiny_ctx64_forward",
         "tiny_ctx128_forward",
         "tiny_ctx256_forward",
@@ -181,26 +186,9 @@ def test_planned_cells_that_are_not_there_keep_their_place():
 @pytest.mark.torch
 def test_part_a_of_the_tiny_size_really_runs_on_this_cpu(tmp_path):
     env = {**os.environ, "OMP_NUM_THREADS": "1"}
-    words = [
-        "run",
-        "-q",
-        "-o",
-        str(tmp_path / "run"),
-        "--gpus",
-        "none",
-        "--json",
-        "nsys",
-        "--part",
-        "a",
-        "--model-size",
-        "tiny",
-        "--context-length",
-        "32",
-        "--measure-steps",
-        "2",
-        "--warmup-steps",
-        "1",
-    ]
+    flags = "--gpus none --json nsys --part a --model-size tiny --context-length 32"
+    flags += " --measure-steps 2 --warmup-steps 1"
+    words = ["run", "-q", "-o", str(tmp_path / "run"), *flags.split()]
     done = lab(*words, cwd=ROOT, env=env)
     assert done.returncode == 0, done.stderr
     told = json.loads(done.stdout.splitlines()[-1])
@@ -224,13 +212,13 @@ def test_a_capture_of_nsys_on_an_h200_answers_with_every_check_held(tmp_path):
     (home / "capture.sqlite").write_bytes(gzip.decompress(packed.read_bytes()))
     asked = {"model_size": "tiny", "context_length": 64, "profile_type": "forward"}
     (home / "cell.json").write_text(json.dumps({"asked": asked, "outcome": "ok"}))
-    done = analyse_nsys(tmp_path / "rec", tmp_path / "out", None, quiet)
-    checks = [check for answer in done.answers for check in answer.checks]
-    assert [answer.part for answer in done.answers if answer.is_answered] == ["a", "b", "c", "e"]
-    assert {check.state for check in checks} == {"ok", "not checked"}
-    assert [check.name for check in checks if check.state == "not checked"] == [
+    analyse_nsys(tmp_path / "rec", tmp_path / "out", None, quiet)
+    answers, checks = csv(tmp_path, "answers"), csv(tmp_path, "checks")
+    assert list(answers["part"][answers["state"] != "no answer"]) == ["a", "b", "c", "e"]
+    assert set(checks["state"]) == {"ok", "not checked"}
+    assert list(checks["check"][checks["state"] == "not checked"]) == [
         "Python's clock around the range agrees with it"
     ]
-    phases = pd.read_csv(tmp_path / "out" / "tables" / "phases.csv").set_index("phase")
+    phases = csv(tmp_path, "phases").set_index("phase")
     assert phases.loc["forward", "matmuls"] == 19 and phases.loc["forward", "kernels"] == 118
     assert "H200" in (tmp_path / "out" / "tables" / "cells.csv").read_text()

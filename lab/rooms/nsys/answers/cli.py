@@ -8,6 +8,9 @@ from typing import TYPE_CHECKING
 
 import click
 
+from lab.core.run import Run
+from lab.core.words import plural, printable
+from lab.errors import StepFailed, UsageError, needs
 from lab.terminal.findings import REQUIRE, raise_for_lacks
 from lab.terminal.options import as_json, option, out
 from lab.terminal.part import PHASE, phase_names
@@ -52,8 +55,6 @@ def answers(
     Exit code 1 where a question named by --part has no answer, a check of one failed, or a recording has
     holes.
     """
-    from lab.core.run import Run
-    from lab.errors import StepFailed, UsageError, needs
     from lab.rooms.nsys.config import parse_parts
 
     wanted = parse_parts(parts)
@@ -89,14 +90,23 @@ def _of_file(
     path: Path, size: str | None, context: int, batch: int, fused_qkv: bool, names: PhaseNames
 ) -> Results:
     """One capture as one cell; a published name says its size and context."""
-    from lab.rooms.nsys.config import parse_sizes, spec_of
+    from lab.rooms.nsys.config import PART_TYPES, parse_sizes, spec_of
     from lab.rooms.nsys.findings import results_of_file
-    from lab.rooms.nsys.layout import cell_of_name, stem_of
+    from lab.rooms.nsys.layout import CellData, cell_of_name, stem_of
 
     if size is None and (cell := cell_of_name(stem_of(path))) is not None:
         size, context = cell.size, cell.context
     spec = spec_of(parse_sizes(size)[0], fused_qkv=fused_qkv) if size else None
-    return results_of_file(path, spec, context, batch, names)
+    cell = CellData(
+        size=spec.name if spec else path.name,
+        context=context,
+        type="forward",
+        parts=tuple(PART_TYPES),
+        capture=path,
+        spec=spec,
+        batch=batch,
+    )
+    return results_of_file(cell, path, names)
 
 
 def _problems(answers: Sequence[Answer], required: Sequence[str]) -> list[str]:
@@ -104,21 +114,17 @@ def _problems(answers: Sequence[Answer], required: Sequence[str]) -> list[str]:
     from lab.rooms.nsys.answers.answer import FAILED
 
     answered = {answer.part for answer in answers if answer.is_answered}
-    failed = [
+    unanswered = [f"({part}): no recording here answers it" for part in required if part not in answered]
+    return unanswered + [
         f"({answer.part}) {answer.cell}: {check.line(with_state=False)}"
         for answer in answers
         for check in answer.checks
         if check.state == FAILED
     ]
-    return [
-        *(f"({part}): no recording here answers it" for part in required if part not in answered),
-        *failed,
-    ]
 
 
 def _text(answers: Sequence[Answer], recordings: Mapping[str, Recording]) -> str:
     """A sentence per answer with its checks; before them what each recording lacks, behind them its notes."""
-    from lab.core.words import plural, printable
     from lab.recordings.integrity.words import integrity_lines
 
     lines = []
@@ -143,10 +149,8 @@ def _json(answers: Sequence[Answer], recordings: Mapping[str, Recording]) -> str
 
     from lab.recordings.integrity.words import as_json, bound
 
-    rows = []
-    for answer in answers:
-        recording = recordings[answer.cell]
-        row = {
+    rows = [
+        {
             "part": answer.part,
             "cell": answer.cell,
             "process": recording.process_index,
@@ -161,5 +165,7 @@ def _json(answers: Sequence[Answer], recordings: Mapping[str, Recording]) -> str
             "integrity": as_json(recording.lacks),
             "bound": bound(recording.lacks),
         }
-        rows.append(row)
+        for answer in answers
+        for recording in [recordings[answer.cell]]
+    ]
     return msgspec.json.encode(rows, enc_hook=float).decode()

@@ -11,7 +11,6 @@ from lab.core.files import make_folder
 from lab.core.plan import Findings
 from lab.core.words import plural, printable
 from lab.errors import BadDataError, LabError, MissingError
-from lab.recordings.capture import Capture
 from lab.recordings.load import format_of, is_recording, load_capture, named_as_recording
 from lab.recordings.pool import raise_if_none_read
 from lab.recordings.processes import with_processes
@@ -19,7 +18,7 @@ from lab.report.page import write_page
 from lab.report.parts import Block, Files, Page, Section, Status, Table
 from lab.report.tables import write_csv
 from lab.rooms.nsys.captures.page import write_recording
-from lab.rooms.nsys.captures.summary import Summary, summaries
+from lab.rooms.nsys.captures.summary import summaries
 from lab.terminal.part import PartOptions, phase_names, projections
 
 MAX_FILES = 256  # of a folder
@@ -99,7 +98,9 @@ def _analyse_recording(path: Path, out: Path, *, need_phases: bool) -> Findings:
             location=path,
             fix="record while the program works, and stop the profiler before it ends",
         )
-    per_process = _summaries(capture)
+    names = phase_names(())
+    parts = projections(capture, "full", names, PartOptions(), captures=()) if len(capture.ops) else []
+    per_process = summaries([(index, part) for index, part in parts if len(part.capture.ops)], names.pattern)
     has_phases = any(summary.steps or len(summary.phases) > 1 for summary in per_process)
     if need_phases and per_process and not has_phases:
         raise MissingError(
@@ -111,32 +112,21 @@ def _analyse_recording(path: Path, out: Path, *, need_phases: bool) -> Findings:
     return write_recording(capture, per_process, out)
 
 
-def _summaries(capture: Capture) -> list[Summary]:
-    """One summary per process with GPU work."""
-    if not len(capture.ops):
-        return []
-    names = phase_names(())
-    parts = projections(capture, "full", names, PartOptions(), captures=())
-    return summaries([(index, part) for index, part in parts if len(part.capture.ops)], names.pattern)
-
-
 def _findings_of_folder(folder: Path, results: dict[str, Findings | LabError], out: Path) -> Findings:
     """The findings of every recording, and a page that lists them."""
-    files: list[Path] = []
-    lacking: list[str] = []
-    incomplete: list[str] = []
     rows, entries = [], []
+    files, lacking, incomplete = list[Path](), list[str](), list[str]()
     for name, findings in results.items():
         if isinstance(findings, LabError):
             lacking.append(f"{printable(name)}: {findings.problem}")
-            rows.append({"recording": name, "verdict": "unreadable", "what": findings.problem})
+            rows.append((name, "unreadable", findings.problem))
             continue
         files += findings.files
         lacking += [f"{printable(name)}: {text}" for text in findings.lacking]
         incomplete += [f"{printable(name)}: {text}" for text in findings.incomplete]
         entries.append((f"{name}/report.html", name))
-        rows.append({"recording": name, "verdict": findings.status, "what": findings.verdict[0]})
-    table = pd.DataFrame(rows)
+        rows.append((name, findings.status, findings.verdict[0]))
+    table = pd.DataFrame(rows, columns=["recording", "verdict", "what"])
     status: Status = "warn" if lacking or incomplete else "ok"
     verdict = [f"{plural(len(entries), 'recording')} of {len(results)} analysed."]
     csv = write_csv(table, out / "tables" / "recordings.csv")
@@ -150,6 +140,5 @@ def _findings_of_folder(folder: Path, results: dict[str, Findings | LabError], o
         room="recording",
     )
     files = [write_page(page, out / "report.html"), csv, *files]
-    lines = [f"{row['recording']}: {row['verdict']}: {row['what']}" for row in rows]
-    terminal = printable("\n".join([*verdict, *lines])) + f"\n{files[0]}"
+    terminal = printable("\n".join([*verdict, *map(": ".join, rows)])) + f"\n{files[0]}"
     return Findings(verdict, status, files, terminal, lacking, incomplete)

@@ -9,12 +9,14 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from lab.core.files import write_atomic
+from lab.core.words import plural
+from lab.errors import MissingError, StepFailed, needs
 from lab.terminal.findings import REQUIRE, raise_for_lacks
 from lab.terminal.options import as_json, option, out
 from lab.terminal.part import PART, PHASE, part_options, phase_names, projections
 
 if TYPE_CHECKING:
-    from lab.recordings.capture import Capture
     from lab.recordings.lacks import Lack
     from lab.recordings.projection import Projection
     from lab.rooms.nsys.captures.summary import Summary
@@ -67,7 +69,6 @@ def summary(
 
     A recording without ranges has no phases: they are unknown, its kernels are not.
     """
-    from lab.errors import MissingError, needs
 
     part = part_options(flags)
     names = phase_names(phases)
@@ -80,7 +81,7 @@ def summary(
         _scrub(file, scrubbed, err=as_json)
     used = [(index, projection) for index, projection in parts if len(projection.capture.ops)]
     if not used:
-        contents = _contents([projection.capture for _, projection in parts])
+        contents = _contents([projection for _, projection in parts])
         raise MissingError(
             "the capture has no GPU work to summarise",
             location=file,
@@ -100,7 +101,6 @@ def summary(
 
 
 def _scrub(file: Path, target: Path, *, err: bool) -> None:
-    from lab.core.words import plural
     from lab.recordings.nsys.scrub import scrub
 
     removed = scrub(file, target)
@@ -123,11 +123,10 @@ def _json(per_process: Sequence[Summary]) -> str:
 def _idle_processes(parts: Parts) -> list[str]:
     from lab.recordings.processes import process_label
 
-    captures = [(index, projection.capture) for index, projection in parts]
     return [
-        f"{process_label(capture.processes[0], index)}: no GPU work ({_contents([capture])})"
-        for index, capture in captures
-        if not len(capture.ops)
+        f"{process_label(projection.capture.processes[0], index)}: no GPU work ({_contents([projection])})"
+        for index, projection in parts
+        if not len(projection.capture.ops)
     ]
 
 
@@ -138,8 +137,6 @@ def _lacks(parts: Parts) -> list[Lack]:
 def _raise_for_bare_steps(per_process: Sequence[Summary], file: Path) -> None:
     """Raises StepFailed where steps are marked and nothing is known to have run in them: 0 kernels is not
     what they launched."""
-    from lab.core.words import plural
-    from lab.errors import StepFailed
 
     for summary in per_process:
         if summary.has_bare_steps:
@@ -155,7 +152,6 @@ def _raise_for_bare_steps(per_process: Sequence[Summary], file: Path) -> None:
 
 def _raise_for_origins(parts: Parts, file: Path) -> None:
     """Raises StepFailed, once all is written, where a capture of --capture did not serve."""
-    from lab.errors import StepFailed
 
     origins = [projection.origins for _, projection in parts if projection.origins is not None]
     lines = dict.fromkeys(text for origin in origins for text in origin.problems)
@@ -195,19 +191,14 @@ def stats(
     **flags: Any,
 ) -> None:
     """The reports of `nsys stats` for FILE, any recording, as CSV, computed without nsys."""
-    from lab.core.files import write_atomic
-    from lab.errors import MissingError, needs
     from lab.recordings.integrity.words import integrity_lines
 
     part = part_options(flags)
     with needs("analysis"):
-        from lab.rooms.nsys.captures.stats.reports import REPORTS, available, check_name, report
+        from lab.rooms.nsys.captures.stats.reports import REPORTS, check_names, missing, report
 
         names = [name.strip() for name in reports.split(",") if name.strip()]
-        if reports == "all":
-            names = list(REPORTS)
-        for name in names:
-            check_name(name)
+        names = list(REPORTS) if reports == "all" else check_names(names)
         parts = projections(file, attribution, phase_names(()), part, together=not each_process)
     if lacks := _lacks(parts):  # on stderr, because stdout is CSV of nsys' own form
         click.echo("\n".join(integrity_lines(lacks)), err=True)
@@ -217,11 +208,10 @@ def stats(
         click.echo(f"{count} {hint}", err=True)
     reasons: list[str] = []
     for index, projection in parts:
-        absent = available(projection.capture) if reports == "all" or several else {}
         pid = projection.capture.processes[0].pid
         for name in names:
-            if absent.get(name):
-                reasons.append(f"{name}{f', process {pid}' if several else ''}: {absent[name]}")
+            if reason := missing(name, projection.capture):
+                reasons.append(f"{name}{f', process {pid}' if several else ''}: {reason}")
                 continue
             table = report(name, projection)
             suffix = f"_process_{pid or index}" if several else ""
@@ -245,11 +235,14 @@ def _say_not_written(reasons: Sequence[str]) -> None:
         click.echo(f"not written: {reason}", err=True)
 
 
-def _contents(captures: Sequence[Capture]) -> str:
-    from lab.core.words import plural
+def _contents(projections: Sequence[Projection]) -> str:
 
-    tables = {"range": "ranges", "API call": "api", "wait": "sync"}
-    counts = {noun: sum(len(getattr(capture, name)) for capture in captures) for noun, name in tables.items()}
+    captures = [projection.capture for projection in projections]
+    counts = {
+        "range": sum(len(capture.ranges) for capture in captures),
+        "API call": sum(len(capture.api) for capture in captures),
+        "wait": sum(len(capture.sync) for capture in captures),
+    }
     return "it has " + ", ".join(plural(count, noun) for noun, count in counts.items())
 
 
@@ -258,7 +251,6 @@ def _write(used: Parts, text: str, out: Path) -> list[str]:
 
     Returns why the others are missing.
     """
-    from lab.core.files import write_atomic
     from lab.rooms.nsys.captures.stats.reports import REPORTS, write_reports
 
     write_atomic(out / "ANALYSIS_SUMMARY.txt", text)

@@ -19,6 +19,8 @@ import numpy as np
 
 from lab.recordings.capture import Capture, DeviceEvents
 from lab.recordings.projection import Projection
+from lab.recordings.projection.sums import sums_by_group
+from lab.rooms.nsys.captures.phases import Path
 from lab.stats import intervals
 
 METRICS = {
@@ -36,8 +38,6 @@ TRAFFIC = {
     "gpu_page_faults": "GPU faults",
 }
 _MIGRATIONS = {11: "to_device_mb", 12: "to_host_mb", 13: "between_gpus_mb"}  # by copyKind
-
-Path = tuple[str, ...]
 
 
 def gpu_metrics(
@@ -60,6 +60,7 @@ def gpu_metrics(
     gaps_ns = np.concatenate([np.diff(times) for times, _ in samples.values()])
     period_ns = int(np.median(gaps_ns)) if len(gaps_ns) else 0
     ops = capture.ops
+    spans = np.stack([ops.start_ns, ops.end_ns], axis=1)
 
     def row(spans_by_gpu: Mapping[int, np.ndarray]) -> dict[str, Any]:
         means: dict[str, Any] = {"samples": 0}
@@ -75,16 +76,16 @@ def gpu_metrics(
             means["samples"] = max(means["samples"], len(pooled))
         return means
 
-    spans = np.stack([ops.start_ns, ops.end_ns], axis=1)
+    on_gpu = {gpu: ops.device == device for device, gpu in gpus.items()}
     ranges = []
     for path, rows in rows_by_path.items():
         instance = projection.owners(rows) if path else step_of_operation
-        work = {gpu: _extents(spans, instance, ops.device == device) for device, gpu in gpus.items()}
+        work = {gpu: _extents(capture, np.where(mask, instance, -1)) for gpu, mask in on_gpu.items()}
         ranges.append({"path": path, **row(work)})
-    kernels = []
-    for name, mask in kernels_by_name.items():
-        work = {gpu: spans[mask & (ops.device == device)] for device, gpu in gpus.items()}
-        kernels.append({"name": name, **row(work)})
+    kernels = [
+        {"name": name, **row({gpu: spans[launches & mask] for gpu, mask in on_gpu.items()})}
+        for name, launches in kernels_by_name.items()
+    ]
     return {"period_us": period_ns / 1e3, "ranges": ranges, "kernels": kernels}
 
 
@@ -107,14 +108,10 @@ def _gpus(capture: Capture) -> dict[int, int]:
     return {device: gpu for device, gpu in gpus.items() if gpu in sampled}
 
 
-def _extents(spans: np.ndarray, instance: np.ndarray, mask: np.ndarray) -> np.ndarray:
-    """Find first start and last end (m, 2) of the masked operations of each instance; -1 is none."""
-    rows = np.flatnonzero(mask & (instance >= 0))
-    used, group = np.unique(instance[rows], return_inverse=True)
-    extents = np.stack([np.full(len(used), np.iinfo(np.int64).max), np.zeros(len(used), np.int64)], axis=1)
-    np.minimum.at(extents[:, 0], group, spans[rows, 0])
-    np.maximum.at(extents[:, 1], group, spans[rows, 1])
-    return extents
+def _extents(capture: Capture, instance: np.ndarray) -> np.ndarray:
+    """First start and last end (m, 2) of the operations of each instance (n,); -1 is none."""
+    sums = sums_by_group(capture, instance, instance.max(initial=-1) + 1, with_span=True)
+    return np.stack([sums["first_ns"], sums["last_ns"]], axis=1)[sums["num_ops"] > 0]
 
 
 def _lie_in(spans: np.ndarray, times: np.ndarray, period_ns: int) -> np.ndarray:

@@ -1,4 +1,4 @@
-"""What each range below a step cost the GPU."""
+"""What each range below a step cost the GPU, in every step."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from lab.recordings.capture import OP, Capture
 from lab.recordings.names import CLASSES
 from lab.recordings.owners import nearest_ancestor
 from lab.recordings.projection import PHASES, Projection
+from lab.recordings.projection.sums import sums_by_group
 from lab.recordings.views import gemm_flops, row_classes
 from lab.stats import intervals
 
@@ -43,12 +44,17 @@ class Phase:
     gemm_ms: float | None
     gemm_uncounted_ms: float = 0.0
 
+    @property
+    def launches(self) -> str:
+        """`118`, or `117-118` where steps differ."""
+        return "-".join(map(str, sorted({min(self.kernels), max(self.kernels)})))
+
 
 def phases_of(
     projection: Projection, step_of_operation: np.ndarray, steps: np.ndarray
 ) -> dict[Path, tuple[Phase, np.ndarray]]:
     """Path -> its figures and the rows of its ranges: the step, then each parent before its children."""
-    below = _paths_below_step(projection, steps)
+    below, opens = _paths_below_step(projection, steps)
     used = [path for path, num_ops in zip(below, projection.tree.num_ops, strict=True) if path and num_ops]
     paths = sorted({path[:depth] for path in used for depth in range(1, min(len(path), MAX_DEPTH) + 1)})
     gemms = _gemm_flops(projection)
@@ -56,8 +62,11 @@ def phases_of(
     for path in [(), *paths]:
         inside = np.array([node is not None and node[: len(path)] == path for node in below])
         group = np.where(inside[projection.ops.path], step_of_operation, -1)
-        rows = _ranges_at_path(projection, below, path, steps)
-        step_ms = phases[()][0].kernel_ms if path else 0.0
+        nodes = np.array(
+            [*(is_open and node == path for node, is_open in zip(below, opens, strict=True)), False]
+        )
+        rows = _ranges_at(projection, nodes, steps) if path else steps
+        step_ms = phases[()][0].kernel_ms if path else None
         phases[path] = _phase(projection, path, rows, group, max(len(steps), 1), gemms, step_ms), rows
     return {path: phases[path] for path in _by_time(phases, ())[:MAX_PHASES]}
 
@@ -69,53 +78,38 @@ def _by_time(phases: Mapping[Path, tuple[Phase, np.ndarray]], path: Path) -> lis
     return [path, *(below for child in children for below in _by_time(phases, child))]
 
 
-def _paths_below_step(projection: Projection, steps: np.ndarray) -> list[Path | None]:
-    """For each path of the tree the program's ranges in it below the step; None outside of steps.
+def _paths_below_step(projection: Projection, steps: np.ndarray) -> tuple[list[Path | None], list[bool]]:
+    """For each path of the tree the program's ranges in it below the step (None outside of steps), and
+    whether it ends with the last of them.
 
     Operators that the framework records, and ranges with names in the style of libraries that are not a
     phase, are left out.
     """
-    capture, tree = projection.capture, projection.tree
-    ranges = capture.ranges
-    of_program = np.zeros(len(capture.strings) + 1, dtype=bool)
-    of_program[ranges.name_id[ranges.kind != OP]] = True
-    if projection.origins is not None:
-        at_capture = {name for path in projection.origins.paths for name in path}
-        of_program |= np.array([*(text in at_capture for text in capture.strings), False])
-    of_program &= np.array([*map(_is_of_program, capture.strings), False])
+    capture, tree, origins = projection.capture, projection.tree, projection.origins
+    named = {
+        capture.name(index)
+        for index in np.unique(capture.ranges.name_id[capture.ranges.kind != OP])
+        if index >= 0
+    }
+    named |= {name for path in origins.paths for name in path} if origins is not None else set()
     at_step = set(projection.instances.path[steps].tolist())
     below: list[Path | None] = [None if len(steps) else ()]
+    opens = [False]
     for node in range(1, len(tree)):
-        parent, name = below[tree.parent[node]], int(tree.name_id[node])
-        if node in at_step:
-            below.append(())
-        else:
-            below.append((*parent, capture.name(name)) if parent is not None and of_program[name] else parent)
-    return below
+        parent, name = below[tree.parent[node]], capture.name(int(tree.name_id[node]))
+        of_program = name in named and (not ("::" in name or "#" in name) or PHASES.fullmatch(name))
+        opens.append(bool(parent is not None and of_program and node not in at_step))
+        path = (*parent, name) if parent is not None and of_program else parent
+        below.append(() if node in at_step else path)
+    return below, opens
 
 
-def _is_of_program(text: str) -> bool:
-    return ("::" not in text and "#" not in text) or PHASES.fullmatch(text) is not None
-
-
-def _ranges_at_path(
-    projection: Projection, below: list[Path | None], path: Path, steps: np.ndarray
-) -> np.ndarray:
-    """Rows of the ranges that are this path themselves, among those that launched anything."""
-    if not path:
-        return steps
-    tree, capture = projection.tree, projection.capture
-    ends = [
-        node_path == path and capture.name(int(tree.name_id[node])) == path[-1]
-        for node, node_path in enumerate(below)
-    ]
-    # An operator below has the same path.
-    starts = [below[tree.parent[node]] != path for node in range(len(tree))]
-    nodes = np.append(np.array(ends) & np.array(starts), False)
+def _ranges_at(projection: Projection, nodes: np.ndarray, steps: np.ndarray) -> np.ndarray:
+    """Rows of the ranges at these nodes of the tree (a mask), among those that launched anything."""
     rows = np.flatnonzero(nodes[projection.instances.path])
     if projection.part is None:
         return rows
-    left_out = np.zeros(len(capture.ranges), dtype=bool)
+    left_out = np.zeros(len(projection.capture.ranges), dtype=bool)
     left_out[np.setdiff1d(projection.every_step, steps)] = True
     elsewhere = nearest_ancestor(projection.instances.parent, rows, left_out) >= 0
     return rows[projection.part.ranges[rows] & ~elsewhere]
@@ -128,28 +122,34 @@ def _phase(
     group: np.ndarray,
     num_steps: int,
     gemms: tuple[np.ndarray, np.ndarray, np.ndarray] | None,
-    step_ms: float,
+    step_ms: float | None,
 ) -> Phase:
-    """Figures of the ranges `rows`; group (n,): the step of each operation, or -1; step_ms: of the step."""
-    capture = projection.capture
-    ops, inside = capture.ops, group >= 0
-    figures = step_figures(ops.start_ns, ops.end_ns, capture.kernels, group, num_steps)
-    host_ns = (capture.ranges.end_ns - capture.ranges.start_ns)[rows]
-    counts, kernel_ms = figures.kernels, float(figures.kernel_ns.mean()) / 1e6
-    whole_ms = kernel_ms if not path else step_ms
+    """Figures of the ranges `rows`; group (n,): the step of each operation, or -1; step_ms: of the step, None
+    for the step itself."""
+    inside, figures = group >= 0, step_figures(projection.capture, group, num_steps)
+    counts, kernel_ms = figures["num_kernels"], float(figures["kernel_ns"].mean()) / 1e6
+    whole_ms = kernel_ms if step_ms is None else step_ms
+    tflop, gemm_ms, uncounted_ms = (
+        (
+            float(values[inside].sum()) / num_steps / unit
+            for values, unit in zip(gemms, (1e12, 1e6, 1e6), strict=True)
+        )
+        if gemms
+        else (None, None, 0.0)
+    )
     return Phase(
         path=path,
         instances_per_step=len(rows) / num_steps,
-        kernels=tuple(counts[:1].tolist() if figures.same_launches else counts.tolist()),
+        kernels=tuple(counts[: 1 if (counts == counts[0]).all() else None].tolist()),
         kernel_ms=kernel_ms,
-        kernel_sd_ms=sample_sd(figures.kernel_ns) / 1e6,
-        busy_ms=float(figures.busy_ns.mean()) / 1e6,
-        span_ms=float(figures.span_ns.mean()) / 1e6,
-        host_ms=float(host_ns.sum()) / num_steps / 1e6,
+        kernel_sd_ms=sample_sd(figures["kernel_ns"]) / 1e6,
+        busy_ms=float(figures["busy_ns"].mean()) / 1e6,
+        span_ms=float(figures["span_ns"].mean()) / 1e6,
+        host_ms=float(projection.capture.ranges.dur_ns[rows].sum()) / num_steps / 1e6,
         share=kernel_ms / whole_ms if whole_ms else None,
-        gemm_tflop=float(gemms[0][inside].sum()) / num_steps / 1e12 if gemms else None,
-        gemm_ms=float(gemms[1][inside].sum()) / num_steps / 1e6 if gemms else None,
-        gemm_uncounted_ms=float(gemms[2][inside].sum()) / num_steps / 1e6 if gemms else 0.0,
+        gemm_tflop=tflop,
+        gemm_ms=gemm_ms,
+        gemm_uncounted_ms=uncounted_ms,
     )
 
 
@@ -158,10 +158,9 @@ def products(capture: Capture) -> np.ndarray:
 
     bitsandbytes' kgemm_4bit multiplies and dequantizes in one: its class is `quant`, and it counts.
     """
-    dequantizing = np.array([*("kgemm_4bit" in text for text in capture.strings), False])
     gemm_classes = [CLASSES.index("gemm"), CLASSES.index("gemv")]
-    multiplies = np.isin(row_classes(capture), gemm_classes) | dequantizing[capture.ops.name_id]
-    mask: np.ndarray = multiplies & capture.kernels
+    dequantizes = capture.by_text(lambda text: "kgemm_4bit" in text, capture.ops.name_id)
+    mask: np.ndarray = (np.isin(row_classes(capture), gemm_classes) | dequantizes) & capture.kernels
     return mask
 
 
@@ -174,57 +173,23 @@ def _gemm_flops(projection: Projection) -> tuple[np.ndarray, np.ndarray, np.ndar
     ops = projection.capture.ops
     # An op's FLOPs stand at its first kernel, so that sums over any set of rows count them once.
     product = projection.nearest(flops > 0)
-    rows = np.flatnonzero((product >= 0) & projection.capture.kernels)
-    dur_ns, counted = ops.end_ns - ops.start_ns, np.zeros(len(ops), dtype=bool)
-    counted[rows] = True
-    flop, spent_ns = np.zeros(len(ops)), np.where(counted, dur_ns, 0)
-    uncounted_ns = np.where(products(projection.capture) & ~counted, dur_ns, 0)
+    counted = (product >= 0) & projection.capture.kernels
+    uncounted = products(projection.capture) & ~counted
+    rows, flop = np.flatnonzero(counted), np.zeros(len(ops))
     used, first_rows = np.unique(product[rows], return_index=True)
     flop[rows[first_rows]] = flops[used]
-    return flop, spent_ns, uncounted_ns
+    return flop, np.where(counted, ops.dur_ns, 0), np.where(uncounted, ops.dur_ns, 0)
 
 
-@dataclass(frozen=True)
-class StepFigures:
-    """Arrays (steps,): counts of kernels and of copies and fills; kernel time, time busy, and span, in ns."""
-
-    kernels: np.ndarray
-    copies_and_fills: np.ndarray
-    kernel_ns: np.ndarray
-    busy_ns: np.ndarray
-    span_ns: np.ndarray
-
-    @property
-    def same_launches(self) -> bool:
-        return bool((self.kernels == self.kernels[:1]).all())
-
-
-def step_figures(
-    start_ns: np.ndarray, end_ns: np.ndarray, kernel: np.ndarray, step: np.ndarray, num_steps: int
-) -> StepFigures:
-    """Figures of operations (n,): `kernel` marks the kernels, `step` is the step of each, -1 outside."""
-    inside = np.flatnonzero(step >= 0)
-    start_ns, end_ns, step, kernel = start_ns[inside], end_ns[inside], step[inside], kernel[inside]
-    first_ns = np.full(num_steps, np.iinfo(np.int64).max)
-    last_ns = np.full(num_steps, np.iinfo(np.int64).min)
-    np.minimum.at(first_ns, step, start_ns)
-    np.maximum.at(last_ns, step, end_ns)
-    has_ops = np.bincount(step, minlength=num_steps) > 0
-    kernels = np.bincount(step[kernel], minlength=num_steps)
-    return StepFigures(
-        kernels=kernels,
-        copies_and_fills=np.bincount(step, minlength=num_steps) - kernels,
-        kernel_ns=summed(end_ns - start_ns, np.where(kernel, step, -1), num_steps),
-        busy_ns=intervals.totals(np.stack([start_ns, end_ns], axis=1), step, num_steps),
-        span_ns=np.where(has_ops, last_ns - np.where(has_ops, first_ns, 0), 0),
-    )
-
-
-def summed(values: np.ndarray, step: np.ndarray, num_steps: int) -> np.ndarray:
-    """Sums (steps,) of integers (n,) by step; -1 is left out."""
-    sums = np.zeros(num_steps, dtype=np.int64)
-    np.add.at(sums, step[step >= 0], values[step >= 0])
-    return sums
+def step_figures(capture: Capture, step: np.ndarray, num_steps: int) -> dict[str, np.ndarray]:
+    """Arrays (steps,): num_ops, num_kernels, kernel_ns, busy_ns, span_ns; step (n,): that of each operation,
+    or -1."""
+    figures = sums_by_group(capture, step, num_steps, with_span=True)
+    rows = np.flatnonzero(step >= 0)
+    spans = np.stack([capture.ops.start_ns[rows], capture.ops.end_ns[rows]], axis=1)
+    figures["busy_ns"] = intervals.totals(spans, step[rows], num_steps)
+    figures["span_ns"] = np.where(figures["num_ops"], figures["last_ns"] - figures["first_ns"], 0)
+    return figures
 
 
 def sample_sd(values: np.ndarray) -> float:

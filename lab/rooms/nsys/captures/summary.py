@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from typing import Any
 
 import numpy as np
@@ -124,14 +124,15 @@ def summarise(
     projection: Projection, phases: re.Pattern[str] = PHASES, index: int = 0, num_processes: int = 1
 ) -> Summary:
     """The figures of one process, the index-th of several, in time linear in its rows and paths."""
-    capture = projection.capture
+    capture, coverage = projection.capture, projection.coverage
     process = capture.processes[0]
+    # Of backward's operations: the innermost range of the program around their forward operator.
+    origin = projection.ops.origin
     step_of_operation, steps = _step_of_operations(projection)
     outside = step_of_operation < 0
     kernels = ~outside & capture.kernels
     num_steps = max(len(steps), 1)
-    dur_ns = capture.ops.end_ns - capture.ops.start_ns
-    by_name = _shares(capture, capture.ops.name_id, kernels, num_steps)
+    by_name = _shares(capture, capture.strings, capture.ops.name_id, kernels, num_steps)
     costs = phases_of(projection, step_of_operation, steps)
     rows_by_path = {path: rows for path, (_, rows) in costs.items()}
     names = capture.text(capture.ops.name_id) if capture.device_events else np.empty(0)
@@ -144,15 +145,20 @@ def summarise(
         attribution=projection.attribution,
         steps=tuple(capture.name(int(name)) for name in capture.ranges.name_id[steps]),
         phases=tuple(phase for phase, _ in costs.values()),
-        classes=_by_class(capture, kernels, num_steps),
-        top=tuple(by_name[:TOP]),
-        origins=_origins(projection, kernels, num_steps),
+        classes=_shares(capture, CLASSES, row_classes(capture), kernels, num_steps),
+        top=by_name[:TOP],
+        origins=_shares(
+            capture, capture.strings, projection.tree.name_id[origin], kernels & (origin >= 0), num_steps
+        ),
         matmul_share=_matmul_share(capture, kernels),
         gpus=_gpus(capture, projection.owners(projection.warmups) >= 0),
         replayed=_replayed(projection, kernels, num_steps),
         replay_rules=_replay_rules(projection),
-        rules=_rules(projection),
-        left_out=(int(outside.sum()), int(dur_ns[outside].sum()) / 1e6),
+        rules={
+            rule: (int(count), int(ns) / 1e6)
+            for rule, count, ns in zip(RULES, coverage.num_ops, coverage.op_ns, strict=True)
+        },
+        left_out=(int(outside.sum()), int(capture.ops.dur_ns[outside].sum()) / 1e6),
         problems=(*capture.problems, *projection.problems),
         lacks=capture.lacks,
         num_processes=num_processes,
@@ -171,18 +177,15 @@ def summarise(
 
 def unknowns(capture: Capture) -> list[str]:
     """Sentences about the tables that are not there, and what cannot be known therefore."""
-    sentences = []
-    if not capture.kernels.any():
-        sentences.append(NO_KERNELS)
-    if not len(capture.ranges):
-        sentences.append("no ranges and no operators were recorded: phases cannot be known")
-    if not len(capture.api):
-        sentences.append("no API calls were recorded: who launched what cannot be known")
-    if has_unknown_gpu(capture):
-        sentences.append(UNKNOWN_GPU)
-    if len(capture.ops) and not (capture.ops.name_id >= 0).any():
-        sentences.append("no names were recorded (no StringIds): classes and kernels cannot be told apart")
-    return sentences
+    names_known = not len(capture.ops) or (capture.ops.name_id >= 0).any()
+    is_known = {
+        NO_KERNELS: capture.kernels.any(),
+        "no ranges and no operators were recorded: phases cannot be known": len(capture.ranges),
+        "no API calls were recorded: who launched what cannot be known": len(capture.api),
+        UNKNOWN_GPU: not has_unknown_gpu(capture),
+        "no names were recorded (no StringIds): classes and kernels cannot be told apart": names_known,
+    }
+    return [sentence for sentence, is_there in is_known.items() if not is_there]
 
 
 def _step_of_operations(projection: Projection) -> tuple[np.ndarray, np.ndarray]:
@@ -198,40 +201,26 @@ def _step_of_operations(projection: Projection) -> tuple[np.ndarray, np.ndarray]
     return projection.owners(steps), steps
 
 
-def _shares(capture: Capture, key: np.ndarray, mask: np.ndarray, num_steps: int) -> list[Share]:
-    """Kernels in `mask` by the text of `key`, costliest first."""
-    dur_ns = capture.ops.end_ns - capture.ops.start_ns
+def _shares(
+    capture: Capture, names: Sequence[str], key: np.ndarray, mask: np.ndarray, num_steps: int
+) -> tuple[Share, ...]:
+    """Kernels in `mask` by the name at `key` ("" for -1), costliest first."""
     used, group = np.unique(key[mask], return_inverse=True)
-    total_ns = np.bincount(group, dur_ns[mask], minlength=len(used))
+    total_ns = np.bincount(group, capture.ops.dur_ns[mask], minlength=len(used))
     counts = np.bincount(group, minlength=len(used))
     share = total_ns / (total_ns.sum() or 1)
     columns = zip(used.tolist(), counts.tolist(), (total_ns / 1e6).tolist(), share.tolist(), strict=True)
-    shares = [Share(capture.name(name), n, ms, part, n / num_steps) for name, n, ms, part in columns]
-    return sorted(shares, key=lambda share: (-share.kernel_ms, share.name))
+    texts = [*names, ""]
+    shares = [Share(texts[name], n, ms, part, n / num_steps) for name, n, ms, part in columns]
+    return tuple(sorted(shares, key=lambda share: (-share.kernel_ms, share.name)))
 
 
 def _matmul_share(capture: Capture, kernels: np.ndarray) -> float | None:
     """None where no kernel, or no kernel's name, was recorded: which multiply is unknown."""
-    names = np.array([*map(bool, capture.strings), False])[capture.ops.name_id]
-    if not (kernels & names).any():
+    if not (kernels & capture.by_text(bool, capture.ops.name_id)).any():
         return None
-    dur_ns = capture.ops.end_ns - capture.ops.start_ns
+    dur_ns = capture.ops.dur_ns
     return float(dur_ns[kernels & products(capture)].sum() / (dur_ns[kernels].sum() or 1))
-
-
-def _by_class(capture: Capture, kernels: np.ndarray, num_steps: int) -> tuple[Share, ...]:
-    """Kernels by what they do: by their op first, where it was recorded."""
-    named = replace(capture, strings=[*CLASSES])
-    return tuple(_shares(named, row_classes(capture), kernels, num_steps))
-
-
-def _origins(projection: Projection, kernels: np.ndarray, num_steps: int) -> tuple[Share, ...]:
-    """Backward kernels by the innermost range of the program around their forward operator."""
-    origin = projection.ops.origin
-    linked = kernels & (origin >= 0)
-    if not linked.any():
-        return ()
-    return tuple(_shares(projection.capture, projection.tree.name_id[origin], linked, num_steps))
 
 
 def _replayed(projection: Projection, kernels: np.ndarray, num_steps: int) -> tuple[Share, ...]:
@@ -239,8 +228,7 @@ def _replayed(projection: Projection, kernels: np.ndarray, num_steps: int) -> tu
     origins = projection.origins
     if origins is None or not (origins.op > 0).any():
         return ()
-    named = replace(projection.capture, strings=origins.op_names)
-    return tuple(_shares(named, origins.op, kernels & origins.inside, num_steps))
+    return _shares(projection.capture, origins.op_names, origins.op, kernels & origins.inside, num_steps)
 
 
 def _replay_rules(projection: Projection) -> dict[str, tuple[int, float]]:
@@ -249,9 +237,10 @@ def _replay_rules(projection: Projection) -> dict[str, tuple[int, float]]:
     if origins is None:
         return {}
     masks = {rule: origins.inside & (origins.rule == index) for index, rule in enumerate(GRAPH_RULES)}
-    dur_ns = ops.end_ns - ops.start_ns
     return {
-        rule: (int(mask.sum()), int(dur_ns[mask].sum()) / 1e6) for rule, mask in masks.items() if mask.any()
+        rule: (int(mask.sum()), int(ops.dur_ns[mask].sum()) / 1e6)
+        for rule, mask in masks.items()
+        if mask.any()
     }
 
 
@@ -272,8 +261,3 @@ def _gpus(capture: Capture, warmup: np.ndarray) -> tuple[Gpu, ...]:
         longest_ms, left_out = int(gaps.max(initial=0)) / 1e6, len(rows) - len(counted)
         gpus.append(Gpu(device, names.get(device, "GPU"), busy_ms, idle_ms, longest_ms, left_out))
     return tuple(gpus)
-
-
-def _rules(projection: Projection) -> dict[str, tuple[int, float]]:
-    table = projection.coverage
-    return {name: (int(table.num_ops[i]), int(table.op_ns[i]) / 1e6) for i, name in enumerate(RULES)}

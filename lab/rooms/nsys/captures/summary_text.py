@@ -37,10 +37,6 @@ REPLAY_RULES = {
 }
 
 
-def summary_text(summary: Summary) -> str:
-    return _text(_lines(summary))
-
-
 def _text(lines: Iterable[str]) -> str:
     """A name from outside may neither command the terminal nor begin a line of its own."""
     return "\n".join(printable(line.replace("\n", "\\n")).rstrip() for line in lines) + "\n"
@@ -48,22 +44,18 @@ def _text(lines: Iterable[str]) -> str:
 
 def summaries_text(per_process: Sequence[Summary]) -> str:
     """One row per process, if there are several; then the summary of each."""
-    if len(per_process) == 1:
-        return summary_text(per_process[0])
+    texts = [_text(_lines(summary)) for summary in per_process]
+    if len(texts) == 1:
+        return texts[0]
     heads = {"steps": 10, "kernels": 10, "kernel": 10, "busy": 10, "span": 10, "share in GEMMs": 16}
     rows = []
     for summary in per_process:
         step = summary.phases[0]
         times = [f"{ms:.3f}" for ms in (step.kernel_ms, step.busy_ms, step.span_ms)]
-        cells = [
-            str(len(summary.steps) or "-"),
-            _launches(step.kernels),
-            *times,
-            _share(summary.matmul_share),
-        ]
+        cells = [str(len(summary.steps) or "-"), step.launches, *times, _share(summary.matmul_share)]
         rows.append((f"  {summary.label[:41]}", cells))
     overview = _table(f"{plural(len(per_process), 'process')}: per step, ms", 44, heads, rows)
-    return "\n".join([_text(overview), *map(summary_text, per_process)])
+    return "\n".join([_text(overview), *texts])
 
 
 def _table(
@@ -84,6 +76,9 @@ def _lines(summary: Summary) -> list[str]:
     schema = f", schema {summary.schema}" if summary.schema else ""
     tool = f"{TOOLS.get(summary.collector, summary.collector)} {summary.version or '(unknown version)'}"
     per_step = "per step" if summary.steps else "in all"
+    no_classes = "no kernels, or no names of kernels, were recorded"
+    if summary.has_bare_steps:
+        no_classes = "no operation is known to belong to a step"
     lines = [
         summary.source,
         f"recorded by {tool}{schema}; attribution: {summary.attribution}",
@@ -97,7 +92,7 @@ def _lines(summary: Summary) -> list[str]:
         *_share_lines(f"kernel classes, {per_step}{at_least}", summary.classes),
         f"  matrix products: {_share(summary.matmul_share)} of {recorded}kernel time"
         if summary.matmul_share is not None
-        else f"  {_why_no_classes(summary)}: classes and matrix products are unknown",
+        else f"  {no_classes}: classes and matrix products are unknown",
         "",
         *_share_lines(f"costliest kernels, {per_step}{at_least}", summary.top, short=True),
     ]
@@ -117,21 +112,17 @@ def _lines(summary: Summary) -> list[str]:
     return lines + [f"unknown: {sentence}" for sentence in summary.unknown]
 
 
-def _why_no_classes(summary: Summary) -> str:
-    if summary.has_bare_steps:
-        return "no operation is known to belong to a step"
-    return "no kernels, or no names of kernels, were recorded"
-
-
 def _steps_line(summary: Summary) -> str:
     steps = summary.steps
     if not steps:
-        subject = f"{WHOLE_CAPTURE} (no range in it is a step)"
-        subject = f"{summary.part}, as a whole" if summary.part else subject
+        subject = (
+            f"{summary.part}, as a whole" if summary.part else f"{WHOLE_CAPTURE} (no range in it is a step)"
+        )
         warmup = plural(summary.warmup_left_out, "operation")
-        return subject + (
+        left_out = (
             f"; {warmup} of warm-up left out" if summary.warmup_left_out else ", with any warm-up in it"
         )
+        return subject + left_out
     count, ms = summary.left_out
     outside = f"; {plural(count, 'operation')}, {ms:.3f} ms outside of them" if count else ""
     names = steps[0] if len(steps) == 1 else f"{steps[0]} to {steps[-1]}"
@@ -147,7 +138,7 @@ def _phase_lines(summary: Summary, per_step: str) -> list[str]:
     rows = []
     for phase in summary.phases:
         cells = [
-            _launches(phase.kernels),
+            phase.launches,
             f"{phase.kernel_ms:.3f}",
             f"{phase.kernel_sd_ms:.3f}" if len(summary.steps) > 1 else "-",
             f"{phase.busy_ms:.3f}",
@@ -185,10 +176,6 @@ def _rates(phase: Phase) -> list[str]:
         return ["", ""]
     at_least = "≥ " if phase.gemm_uncounted_ms else ""
     return [f"{at_least}{phase.gemm_tflop:.3g}", f"{phase.gemm_tflop / phase.gemm_ms * 1000:.1f}"]
-
-
-def _launches(counts: tuple[int, ...]) -> str:
-    return str(counts[0]) if len(counts) == 1 else f"{min(counts)}-{max(counts)}"
 
 
 def _bound(word: str) -> str:
@@ -236,25 +223,20 @@ def _hardware_lines(summary: Summary) -> list[str]:
         return []
     metrics, memory = summary.gpu_metrics, summary.unified_memory
     lines = []
-    if metrics is None and UNKNOWN_GPU not in summary.unknown:
-        lines.append("GPU metrics: not recorded (nsys profile --gpu-metrics-devices)")
-    elif metrics is not None:
+    if metrics is not None:
         heads = {**dict.fromkeys(METRICS.values(), 15), "samples": 10}
-        rows = [
-            *((_path_name(summary, row["path"])[:43], _metric_cells(row)) for row in metrics["ranges"]),
-            *(
-                (f"  {shortened(short_name(row['name']), 41)}", _metric_cells(row))
-                for row in metrics["kernels"]
-            ),
+        rows = [(_path_name(summary, row["path"])[:43], _metric_cells(row)) for row in metrics["ranges"]]
+        rows += [
+            (f"  {shortened(short_name(row['name']), 41)}", _metric_cells(row)) for row in metrics["kernels"]
         ]
         lines += ["", *_table("GPU metrics, mean % of the peak", 44, heads, rows)]
         period = f"{metrics['period_us']:g} us"
         lines.append(f"  a sample per {period} and GPU; - : no work that spans a sample's neighbours")
+    elif UNKNOWN_GPU not in summary.unknown:
+        lines.append("GPU metrics: not recorded (nsys profile --gpu-metrics-devices)")
     if memory is None:
-        reason = (
-            "not divided by part" if summary.part else "not recorded (unified-memory migrations, page faults)"
-        )
-        return [*lines, f"unified memory: {reason}"]
+        reason = "not recorded (unified-memory migrations, page faults)"
+        return [*lines, f"unified memory: {'not divided by part' if summary.part else reason}"]
     rows = [(_path_name(summary, row["path"])[:43], _traffic_cells(row)) for row in memory["ranges"]]
     rows.append(("  in all", _traffic_cells(memory["in_all"])))
     title = f"unified memory, {'per step' if summary.steps else 'in all'}"

@@ -9,7 +9,7 @@ import numpy as np
 import pandas as pd
 from matplotlib.figure import Figure as Drawing
 
-from lab.core import plan
+from lab.core.plan import Findings
 from lab.core.run import Run
 from lab.recordings.integrity.words import sentences
 from lab.recordings.lacks import Lack, counted, holes
@@ -19,8 +19,9 @@ from lab.report.parts import Block, Card, Figure, Page, Points, Prose, Section, 
 from lab.report.provenance import provenance
 from lab.report.tables import terminal_table, write_csv
 from lab.report.terminal import Heading
-from lab.rooms.nsys.answers.answer import FAILED, OK, OPEN, Answer, CellData
+from lab.rooms.nsys.answers.answer import FAILED, OK, OPEN, Answer
 from lab.rooms.nsys.config import QUESTIONS, TYPES
+from lab.rooms.nsys.layout import CellData
 from lab.rooms.nsys.recording import PHASES
 from lab.rooms.nsys.report.tables import Results, all_tables, verdict
 
@@ -42,14 +43,8 @@ FOOTNOTES = (
 )
 
 
-class Findings(plan.Findings, frozen=True):
-    """What the room found, with its answers to the questions."""
-
-    answers: list[Answer] = []
-
-
 def report(results: Results, path: Path, out: Path, run: Run | None) -> Findings:
-    """Write tables, figures and the page of a run, a folder or a file below `out`, and say what they show."""
+    """Write tables, figures and the page of a run, a folder or a file below `out`."""
     manifest = run.manifest if run else None
     tables = all_tables(results)
     files = [write_csv(frame, out / "tables" / f"{name}.csv") for name, frame in tables.items()]
@@ -70,7 +65,7 @@ def report(results: Results, path: Path, out: Path, run: Run | None) -> Findings
     files += [out / png for png in page.pictures]
     files.append(write_page(page, out / "report.html"))
     terminal = "\n\n".join(["\n".join(text), terminal_table(results.brief_cells), f"report: {files[-1]}"])
-    return Findings(text, status, files, terminal, lacking, incomplete, answers=results.answers)
+    return Findings(text, status, files, terminal, lacking, incomplete)
 
 
 def _lacking(results: Results) -> list[str]:
@@ -179,53 +174,49 @@ def _time_blocks(results: Results, tables: dict[str, pd.DataFrame], folder: Path
             "Mean kernel time per measured step (warm-up left out) of each phase, by class of kernel; "
             "for each size and context the profile type with most phases."
         )
-        blocks.append(_figure(_phase_drawing(results), folder, "phases", caption, "classes"))
+        svg = save(_phase_drawing(results), folder, "phases")
+        blocks.append(Figure(svg, caption, "figures/phases.png", "tables/classes.csv"))
     if len(phases):
         recorded = phases.dropna(axis="columns", how="all")
         blocks.append(Table(recorded, "Phases, per measured step", "tables/phases.csv"))
     if len(classes):
-        phase_classes = classes[classes["phase"] != "step"]
-        kernels = tables["kernels"].groupby(["cell", "phase"], sort=False).head(5)
-        kernels = kernels[kernels["phase"] != "step"].drop(columns=["name"])
-        caption = "Classes of kernels, per measured step"
-        blocks.append(Table(phase_classes, caption, "tables/classes.csv", open_rows=12))
-        caption = "The five costliest kernels of each phase"
-        blocks.append(Table(kernels, caption, "tables/kernels.csv", open_rows=12))
+        kernels = tables["kernels"].groupby(["cell", "phase"], sort=False).head(5).drop(columns="name")
+        for name, frame, caption in (
+            ("classes", classes, "Classes of kernels, per measured step"),
+            ("kernels", kernels, "The five costliest kernels of each phase"),
+        ):
+            shown = frame[frame["phase"] != "step"]
+            blocks.append(Table(shown, caption, f"tables/{name}.csv", open_rows=12))
     return blocks
-
-
-def _figure(drawing: Drawing, folder: Path, name: str, caption: str, table: str) -> Figure:
-    return Figure(save(drawing, folder, name), caption, f"figures/{name}.png", f"tables/{table}.csv")
 
 
 def _phase_drawing(results: Results) -> Drawing:
     labels, rows = [], []
     for cell in _fullest(results):
-        assert cell.tables is not None
-        classes, (size, context) = cell.tables.classes, cell.size_and_context
+        classes = cell.tables["classes"]
         for phase in PHASES:
             ms = classes[classes["phase"] == phase].set_index("class")["ms"]
             if len(ms):
-                labels.append(f"{size} {context} {phase.removesuffix('_step')}")
+                labels.append(f"{cell.size} {cell.context} {phase.removesuffix('_step')}")
                 rows.append(ms)
-    named = {kind for _, kinds in CLASS_COLOURS.values() for kind in kinds}
-    parts = {}
-    for role, (_, kinds) in CLASS_COLOURS.items():
-        sums = [
-            row[[k for k in row.index if (k in kinds if kinds else k not in named)]].sum() for row in rows
-        ]
-        if any(sums):
-            parts[role] = np.array(sums)
+    named = [kind for _, kinds in CLASS_COLOURS.values() for kind in kinds]
+    sums = {
+        role: np.array(
+            [row[row.index.isin(kinds) if kinds else ~row.index.isin(named)].sum() for row in rows]
+        )
+        for role, (_, kinds) in CLASS_COLOURS.items()
+    }
+    parts = {role: of_role for role, of_role in sums.items() if of_role.any()}
     words = {role: text for role, (text, _) in CLASS_COLOURS.items()}
     return stacked_bars(labels, parts, axis="ms of kernel time per measured step", words=words)
 
 
 def _fullest(results: Results) -> list[CellData]:
     """For each size and context the cell with most phases."""
-    best: dict[tuple[str, int], CellData] = {}
+    fullest: dict[tuple[str, int], CellData] = {}
     for cell in results.data:
         if cell.has_kernels:
-            fullest = best.setdefault(cell.size_and_context, cell)
-            if TYPES.index(cell.files.cell.type) > TYPES.index(fullest.files.cell.type):
-                best[cell.size_and_context] = cell
-    return list(best.values())
+            rival = fullest.setdefault(cell.size_and_context, cell)
+            if TYPES.index(cell.type) > TYPES.index(rival.type):
+                fullest[cell.size_and_context] = cell
+    return list(fullest.values())

@@ -10,8 +10,9 @@ import numpy as np
 import pandas as pd
 
 from lab.report.tables import terminal_table
-from lab.rooms.nsys.answers.answer import FAILED, OK, OPEN, Answer, CellData, python_sample
+from lab.rooms.nsys.answers.answer import FAILED, OK, OPEN, Answer, python_sample
 from lab.rooms.nsys.config import QUESTIONS
+from lab.rooms.nsys.layout import CellData
 
 # Column of the overview -> part and name of the value that fills it.
 OVERVIEW = {
@@ -27,6 +28,7 @@ OVERVIEW = {
     "av_gemm_us": ("e", "av_gemm_us"),
     "softmax_over_qk": ("e", "time_ratio"),
 }
+_STEP_FIGURES = ("kernel_ms", "kernels", "matmul_percent")
 _BRIEF = ["cell", "outcome", "collector", "wall_ms", "plain_ms", "kernel_ms", "matmul_percent", "peak_mib"]
 
 
@@ -41,23 +43,25 @@ class Results:
 
     @property
     def brief_cells(self) -> pd.DataFrame:
-        columns: pd.DataFrame = self.cells[_BRIEF]
-        return columns
+        table: pd.DataFrame = self.cells[_BRIEF]
+        return table
 
 
 def cell_row(cell: CellData, outcome: str, reason: str) -> dict[str, Any]:
     """A cell's row of tables/cells.csv: its outcome, its collector and its main figures."""
-    files, result, recording = cell.files, cell.files.result, cell.recording
-    step, collected = cell.phase("step"), cell.files.collected
-    plain = python_sample(files.twin, "step")
-    wall_ms = float(step.wall_ms) if step is not None else np.nan
+    result, recording, collected = cell.result, cell.recording, cell.collected
+    step, plain = cell.phase("step"), python_sample(cell.twin, "step")
+    wall_ms, *of_step = (
+        np.nan if step is None else float(step[name]) for name in ("wall_ms", *_STEP_FIGURES)
+    )
+    plain_ms = np.nan if plain is None else plain.mean
     peak = result.peak_allocated_bytes if result else None
     device = (result.device.get("name") if result else None) or (recording.device if recording else "")
     return {
         "cell": cell.label,
-        "size": files.cell.size,
-        "context": files.cell.context,
-        "type": files.cell.type,
+        "size": cell.size,
+        "context": cell.context,
+        "type": cell.type,
         "outcome": outcome,
         "reason": reason,
         "collector": recording.collector if recording else collected.collector if collected else "",
@@ -65,35 +69,28 @@ def cell_row(cell: CellData, outcome: str, reason: str) -> dict[str, Any]:
         "tool_version": recording.version if recording else "",
         "device": device,
         "dtype": result.asked.dtype if result else "",
-        "steps": int(step.steps) if step is not None else 0,
+        "steps": 0 if step is None else int(step.steps),
         "wall_ms": wall_ms,
-        "plain_ms": np.nan if plain is None else plain.mean,
-        "overhead_percent": np.nan if plain is None else 100 * (wall_ms - plain.mean) / plain.mean,
-        "kernel_ms": float(step.kernel_ms) if step is not None else np.nan,
-        "kernels": float(step.kernels) if step is not None else np.nan,
-        "matmul_percent": float(step.matmul_percent) if step is not None else np.nan,
+        "plain_ms": plain_ms,
+        "overhead_percent": 100 * (wall_ms - plain_ms) / plain_ms,
+        **dict(zip(_STEP_FIGURES, of_step, strict=True)),
         "peak_mib": np.nan if peak is None else peak / 2**20,
-        "capture": files.capture.name if files.capture else "",
+        "capture": cell.capture.name if cell.capture else "",
     }
 
 
 def all_tables(results: Results) -> dict[str, pd.DataFrame]:
     """Every table of the room, by the name of its CSV."""
-    answers, data = results.answers, results.data
+    answers = results.answers
     checks = [(a.part, a.cell, c.name, c.state, c.expected, c.actual) for a in answers for c in a.checks]
     values = [(a.part, a.cell, name, value) for a in answers for name, value in a.values.items()]
-    parts = {"phases": "phases", "classes": "classes", "kernels": "kernels", "attention": "parts"}
-    of_cells = {
-        name: _joined((cell, getattr(cell.tables, part)) for cell in data if cell.tables is not None)
-        for name, part in parts.items()
-    }
     return {
         "cells": results.cells,
         "overview": _overview(results),
         "answers": _frame(((a.part, a.cell, a.state, a.sentence) for a in answers), "part cell state answer"),
         "checks": _frame(checks, "part cell check state expected found"),
         "values": _frame(values, "part cell name value"),
-        **of_cells,
+        **{name: _joined(results.data, name) for name in ("phases", "classes", "kernels", "attention")},
         "problems": results.problems,
     }
 
@@ -103,8 +100,7 @@ def _overview(results: Results) -> pd.DataFrame:
     values = {(answer.cell, answer.part): answer.values for answer in results.answers if answer.is_answered}
     rows: dict[tuple[str, int], dict[str, Any]] = {}
     for cell in results.data:
-        size, context = cell.size_and_context
-        row = rows.setdefault(cell.size_and_context, {"size": size, "context": context})
+        row = rows.setdefault(cell.size_and_context, {"size": cell.size, "context": cell.context})
         for column, (part, name) in OVERVIEW.items():
             if name in values.get((cell.label, part), {}):
                 row[column] = values[cell.label, part][name]
@@ -112,15 +108,16 @@ def _overview(results: Results) -> pd.DataFrame:
 
 
 def _frame(rows: Iterable[Any], columns: str) -> pd.DataFrame:
-    frame: pd.DataFrame = pd.DataFrame(list(rows), columns=columns.split())
-    return frame
+    table: pd.DataFrame = pd.DataFrame(list(rows), columns=columns.split())
+    return table
 
 
-def _joined(frames: Iterable[tuple[CellData, pd.DataFrame]]) -> pd.DataFrame:
-    """One table of all cells' tables, the cell first."""
-    parts = [frame.assign(cell=cell.label)[["cell", *frame.columns]] for cell, frame in frames if len(frame)]
-    joined: pd.DataFrame = pd.concat(parts, ignore_index=True) if parts else pd.DataFrame(columns=["cell"])
-    return joined
+def _joined(data: Sequence[CellData], name: str) -> pd.DataFrame:
+    """One table of the cells' tables of this name, the cell first."""
+    of_cells = [(cell.label, cell.tables[name]) for cell in data if cell.tables]
+    frames = [frame.assign(cell=label)[["cell", *frame.columns]] for label, frame in of_cells if len(frame)]
+    table: pd.DataFrame = pd.concat(frames, ignore_index=True) if frames else pd.DataFrame(columns=["cell"])
+    return table
 
 
 def verdict(results: Results) -> list[str]:

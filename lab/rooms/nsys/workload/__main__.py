@@ -80,7 +80,13 @@ def measured(options: argparse.Namespace) -> dict[str, Any]:
     """The whole cell: `outcome` is ok or oom; anything else is raised."""
     if options.device == "cuda" and not torch.cuda.is_available():
         raise GpuError(f"torch {torch.__version__} sees no GPU", fix="--device cpu runs without one")
-    cell = described(options)
+    cell = {
+        "schema": 1,
+        "asked": {name: value for name, value in vars(options).items() if name != "out"},
+        "params": spec_of(options.model_size, fused_qkv=options.fused_qkv).params,
+        "device": device_of(options.device),
+        "versions": versions(),
+    }
     try:
         cell |= steps_of(options)
         cell["outcome"] = "ok"
@@ -111,8 +117,7 @@ def steps_of(options: argparse.Namespace) -> dict[str, Any]:
         for number in range(options.measure_steps):
             with mark(f"step_{number}"):
                 steps.append(cell.step())
-    steps = [{**step, "loss": float(step["loss"])} for step in steps]
-    return {"steps": steps}
+    return {"steps": [{**step, "loss": float(step["loss"])} for step in steps]}
 
 
 class Cell:
@@ -198,19 +203,6 @@ def grad_scaler(*, enabled: bool) -> Any:
     if hasattr(torch.amp, "GradScaler"):
         return torch.amp.GradScaler("cuda", enabled=enabled)
     return torch.cuda.amp.GradScaler(enabled=enabled)  # before torch 2.3
-
-
-def described(options: argparse.Namespace) -> dict[str, Any]:
-    """The settings, and the device and versions."""
-    asked = {name: value for name, value in vars(options).items() if name != "out"}
-    spec = spec_of(options.model_size, fused_qkv=options.fused_qkv)
-    return {
-        "schema": 1,
-        "asked": asked,
-        "params": spec.params,
-        "device": device_of(options.device),
-        "versions": versions(),
-    }
 
 
 def device_of(kind: str) -> dict[str, Any]:

@@ -6,10 +6,8 @@ import numpy as np
 
 from lab.recordings.load import load_capture
 from lab.recordings.projection import project
-from lab.rooms.nsys.analyze import tables_of
-from lab.rooms.nsys.answers.answer import CellData
-from lab.rooms.nsys.config import Cell
-from lab.rooms.nsys.layout import CellFiles, CellResult, CellSettings
+from lab.rooms.nsys.analyze import with_tables
+from lab.rooms.nsys.layout import CellData, CellResult, CellSettings
 from lab.rooms.nsys.recording import recording_of
 from tests.rooms.nsys.made import SPEC, write_trace
 
@@ -22,16 +20,16 @@ def told(kind, *forward_ms) -> CellResult:
 
 def cell(tmp_path, kind="training", *, spec=SPEC, python_ms=None, plain_ms=None, **more) -> CellData:
     path = write_trace(tmp_path / f"{kind}.json", kind, **more)
-    recording = recording_of(project(load_capture(path)))
-    found = CellFiles(
-        cell=Cell(size="tiny", context=64, type=kind),
+    one = CellData(
+        size="tiny",
+        context=64,
+        type=kind,
         capture=path,
         spec=spec,
-        batch=4,
         result=told(kind, *np.full(more.get("steps", 2), python_ms)) if python_ms else None,
         twin=told(kind, plain_ms) if plain_ms else None,
     )
-    return CellData(found, recording, tables_of(recording, spec, 4, 64, "fp32"))
+    return with_tables(one, recording_of(project(load_capture(path))))
 
 
 def states(answer):

@@ -6,14 +6,14 @@ import dataclasses
 import gzip
 import json
 
-import msgspec
 import numpy as np
 import pytest
+from msgspec.structs import replace
 
 from lab.perfmodel.boards import board_of
-from lab.rooms.nsys.analyze import tables_of
-from lab.rooms.nsys.answers.answer import FAILED, OK, OPEN, part_e
-from lab.rooms.nsys.answers.questions import answers_of, brief, part_a, part_b, part_c, part_d
+from lab.rooms.nsys.analyze import with_tables
+from lab.rooms.nsys.answers.answer import FAILED, OK, OPEN
+from lab.rooms.nsys.answers.questions import answers_of, brief, part_a, part_b, part_c, part_d, part_e
 from lab.rooms.nsys.flops import SIZES
 from tests.rooms.nsys import made
 from tests.rooms.nsys.answers.cells import cell, states, told, wall_ms
@@ -35,15 +35,15 @@ def test_a_an_interval_covers_the_steps_of_two_processes_and_claims_no_cause(tmp
     assert "how much of it the profiler adds is unknown" in answer.sentence
     noisy = told("forward", wall, wall * 0.2)  # 0.6 of the range, give or take as much
     doubtful = cell(tmp_path, "forward", plain_ms=wall)
-    doubtful = dataclasses.replace(doubtful, files=msgspec.structs.replace(doubtful.files, twin=noisy))
+    doubtful = replace(doubtful, twin=noisy)
     assert "+67 %, within the noise of the steps" in part_a(doubtful, []).sentence
     near = told("forward", *(wall * np.array([0.98, 0.7, 1.3])))
-    near = dataclasses.replace(doubtful, files=msgspec.structs.replace(doubtful.files, twin=near))
+    near = replace(doubtful, twin=near)
     assert "+1 %, within the noise of the steps" in part_a(near, []).sentence
     faster = part_a(cell(tmp_path, "forward", plain_ms=wall * 1.5), [])
     assert "under the profiler 33 % shorter" in faster.sentence
     steady = told("forward", *(wall * np.array([0.5, 0.51])))
-    slow = dataclasses.replace(doubtful, files=msgspec.structs.replace(doubtful.files, twin=steady))
+    slow = replace(doubtful, twin=steady)
     answer = part_a(slow, [])
     assert "95 % interval of the steps within these two processes" in answer.sentence
     assert (
@@ -63,11 +63,9 @@ def test_a_a_clock_in_the_same_run_that_disagrees_fails_its_check(tmp_path):
 def test_a_one_interrupted_step_does_not_decide_about_the_clocks(tmp_path):
     one = cell(tmp_path, "forward", steps=3)
     walls = np.full(3, wall_ms(one))
-    late = dataclasses.replace(
-        one, files=msgspec.structs.replace(one.files, result=told("forward", *(walls * [1, 9, 1])))
-    )
+    late = replace(one, result=told("forward", *(walls * [1, 9, 1])))
     assert states(part_a(late, []))["Python's clock around the range agrees with it"] == OK
-    few = dataclasses.replace(one, files=msgspec.structs.replace(one.files, result=told("forward", walls[0])))
+    few = replace(one, result=told("forward", walls[0]))
     assert states(part_a(few, []))["Python's clock around the range agrees with it"] == OPEN
 
 
@@ -202,13 +200,9 @@ def test_the_h200_recordings_answer_every_question_with_all_checks_held(shared_d
 )
 def test_e_rates_stand_beside_what_the_board_can_do(tmp_path, board, dtype, words):
     forward = cell(tmp_path, "forward", python_ms=1.0)
-    result = msgspec.structs.replace(
-        forward.files.result,
-        asked=msgspec.structs.replace(forward.files.result.asked, dtype=dtype),
-        device={"name": board, "sm_count": 132},
-    )
-    files = msgspec.structs.replace(forward.files, result=result)
-    sentence = part_e(dataclasses.replace(forward, files=files), []).sentence
+    asked = replace(forward.result.asked, dtype=dtype)
+    result = replace(forward.result, asked=asked, device={"name": board, "sm_count": 132})
+    sentence = part_e(replace(forward, result=result), []).sentence
     assert words in sentence if words else "board's" not in sentence
 
 
@@ -216,7 +210,5 @@ def test_e_rates_stand_beside_what_the_board_can_do(tmp_path, board, dtype, word
 def test_e_a_model_too_large_for_its_board_fails_the_check(tmp_path, context, state):
     forward = cell(tmp_path, "forward")
     recording = dataclasses.replace(forward.recording, board=board_of("NVIDIA H200"))
-    wrong = dataclasses.replace(
-        forward, recording=recording, tables=tables_of(recording, SPEC, 4, context, "fp32")
-    )
+    wrong = with_tables(replace(forward, context=context), recording)
     assert states(part_e(wrong, []))["the GEMM of QK^T is not faster than its board"] == state

@@ -10,7 +10,7 @@ import pytest
 
 from lab.recordings.projection import project
 from lab.rooms.nsys.captures.summary import summarise
-from lab.rooms.nsys.captures.summary_text import summary_text
+from lab.rooms.nsys.captures.summary_text import summaries_text
 from tests.recordings.projection.made import call as api_call
 from tests.recordings.projection.made import kernel, made, named
 from tests.recordings.sqlgen import Export, training_step
@@ -119,7 +119,7 @@ def test_roctx_ranges_of_amd_captures_are_steps_and_phases(collector):
     assert found.steps == ("step_0",)
     assert by_path["forward",].kernel_ms == pytest.approx(100e-6)
     assert by_path["backward",].kernel_ms == pytest.approx(300e-6), "launched by autograd's thread"
-    assert "recorded by" in summary_text(found)
+    assert "recorded by" in summaries_text([found])
 
 
 def test_names_cannot_move_the_terminal_or_run_as_formulas(tmp_path):

@@ -18,8 +18,8 @@ from lab.errors import MissingError, UsageError
 from lab.recordings.lacks import Lack
 from lab.recordings.load import load_capture
 from lab.recordings.projection import project
-from lab.rooms.nsys.captures.stats.reports import REPORTS, available, report
-from lab.rooms.nsys.captures.stats.table import grouped, rounded
+from lab.rooms.nsys.captures.stats.reports import REPORTS, missing, report
+from lab.rooms.nsys.captures.stats.sums import grouped, rounded
 from lab.rooms.nsys.cli import nsys
 from tests.recordings.sqlgen import PREFIX, START_END, Export, global_tid, training_step
 from tests.tracegen import TraceWriter
@@ -107,7 +107,7 @@ def test_reports_of_a_kineto_trace_have_the_same_headers(trained, tmp_path):
     trace.gemm(8, 8, 8, 10, 20)
     capture = load_capture(trace.write(tmp_path / "a.json"))
     projection, other = project(capture), project(load_capture(trained))
-    both = [name for name in REPORTS if not available(capture)[name] and not available(other.capture)[name]]
+    both = [name for name in REPORTS if not missing(name, capture) and not missing(name, other.capture)]
     assert len(both) > 6
     for name in both:
         assert list(report(name, projection).columns) == list(report(name, other).columns)
@@ -131,11 +131,12 @@ VALUES = st.lists(st.tuples(st.integers(0, 10**12), st.integers(0, 3)), min_size
 @given(VALUES)
 def test_grouped_figures_are_those_of_the_statistics_module(pairs):
     values, keys = (np.array(column, dtype=np.int64) for column in zip(*pairs, strict=True))
-    groups = grouped(values, keys)
+    groups = grouped(keys)
+    by_name, total = groups.figures(values).by_name, groups.figures(values).total
     for group, row in enumerate(groups.first_row.tolist()):
         mine = [value for value, key in pairs if key == keys[row]]
-        figures = {name: of_groups[group] for name, of_groups in groups.figures.items()}
-        assert (groups.total[group], figures["count"]) == (sum(mine), len(mine))
+        figures = {name: of_groups[group] for name, of_groups in by_name.items()}
+        assert (total[group], figures["count"]) == (sum(mine), len(mine))
         assert (figures["min"], figures["max"]) == (min(mine), max(mine))
         assert figures["median"] == statistics.median(mine)
         assert len(mine) == 1 or figures["std"] == pytest.approx(statistics.stdev(mine))
@@ -183,3 +184,8 @@ def test_a_hole_ends_with_1_though_some_reports_have_no_data(tmp_path, capsys):
         assert ended.value.code == 1 and "the recording is incomplete" in said.err
     main_code = CliRunner().invoke(nsys, ["stats", str(path), "-r", "all"])
     assert "not written: osrt_sum: the capture has no calls of the OS runtime" in main_code.stderr
+
+
+def test_a_report_without_data_does_not_keep_the_later_ones_from_being_printed(trained):
+    done = CliRunner().invoke(nsys, ["stats", str(trained), "-r", "osrt_sum,cuda_gpu_kern_sum"])
+    assert "# cuda_gpu_kern_sum\n" in done.stdout and isinstance(done.exception, MissingError)

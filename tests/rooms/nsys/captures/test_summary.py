@@ -7,7 +7,7 @@ import pytest
 from lab.recordings.load import load_capture
 from lab.recordings.projection import project
 from lab.rooms.nsys.captures.summary import summarise
-from lab.rooms.nsys.captures.summary_text import summary_text
+from lab.rooms.nsys.captures.summary_text import summaries_text
 from tests.recordings.sqlgen import Export, training_step
 from tests.recordings.test_cases import TRUTH, capture_of
 from tests.tracegen import TraceWriter
@@ -54,7 +54,7 @@ def test_matrix_products_of_recorded_shapes_give_work_and_rate(tmp_path):
     forward = next(phase for phase in found.phases if phase.path == ("forward",))
     assert forward.gemm_tflop == pytest.approx(2 * 2 * 100 * 200 * 300 / 1e12)
     assert forward.gemm_ms == pytest.approx(0.1)
-    assert f"{24e6 / 100e-6 / 1e12:9.1f}" in summary_text(found)
+    assert f"{24e6 / 100e-6 / 1e12:9.1f}" in summaries_text([found])
 
 
 def test_a_range_inside_backward_is_found_by_its_path_and_operators_are_not_phases(tmp_path):
@@ -76,7 +76,7 @@ def test_launches_that_differ_between_steps_are_listed(tmp_path):
         export.range(f"step_{step}", (1, 1), 1000 * step, 1000 * step + 900)
         for i in range(step + 1):
             export.launch("k", (1, 1), (1000 * step + 10 + 10 * i, 1000 * step + 15 + 10 * i), (0, 10))
-    text = summary_text(summarise(project(load_capture(export.write(tmp_path / "a.sqlite")))))
+    text = summaries_text([summarise(project(load_capture(export.write(tmp_path / "a.sqlite"))))])
     assert "launches of the step differ between steps: 1, 2" in text
     assert "1-2" in text
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from functools import partial
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -18,16 +18,14 @@ from lab.recordings.projection import Projection
 from lab.recordings.tables import Table
 from lab.rooms.nsys.captures.stats import sums
 from lab.rooms.nsys.captures.stats.sums import (
-    operation_names,
-    projected_rows,
-    range_labels,
-    range_styles,
-)
-from lab.rooms.nsys.captures.stats.table import (
     Report,
     labelled,
     megabytes,
     numbers,
+    operation_names,
+    projected_rows,
+    range_labels,
+    range_styles,
     recorded_numbers,
     rounded,
 )
@@ -51,16 +49,16 @@ def gpu_trace(projection: Projection) -> Report:
     ops = capture.ops.take(order)
     is_kernel = ops.kind == KERNEL
 
-    def of_kernels(column: str) -> np.ndarray:
-        return np.where(is_kernel, getattr(ops, column), -1)
-
+    of_kernels = {
+        name: np.where(is_kernel, getattr(ops, name), -1) for name in (*_GEOMETRY.values(), *_MEMORY.values())
+    }
     return Report(
         {
             "Start (ns)": numbers(ops.start_ns),
             "Duration (ns)": numbers(ops.dur_ns),
             "CorrId": recorded_numbers(ops.corr),
-            **{title: recorded_numbers(of_kernels(column)) for title, column in _GEOMETRY.items()},
-            **{title: megabytes(of_kernels(column)) for title, column in _MEMORY.items()},
+            **{title: recorded_numbers(of_kernels[column]) for title, column in _GEOMETRY.items()},
+            **{title: megabytes(of_kernels[column]) for title, column in _MEMORY.items()},
             **_copies(ops, ~is_kernel),
             "Device": _devices(capture, ops),
             "Ctx": recorded_numbers(ops.context),
@@ -135,26 +133,25 @@ def projected_trace(projection: Projection) -> Report:
 
 
 class Kind(NamedTuple):
-    """What makes a report, what it needs (a key of REASONS each), the axes its figures rest on (none: of the
-    OS alone)."""
+    """What makes a report, its NEEDS, the axes its figures rest on (none: of the OS alone)."""
 
     make: Callable[[Projection], Report]
     needs: tuple[str, ...]
     axes: tuple[Axis, ...]
 
 
-REASONS: dict[str, str] = {
-    "kernels": "the capture has no kernels",
-    "copies": "the capture has no copies and no fills",
-    "calls": "the capture has no CUDA API calls",
-    "ranges": "the capture has no ranges",
-    "ops": "the capture has no GPU work",
-    "osrt": "the capture has no calls of the OS runtime (nsys: --trace=osrt)",
+NEEDS: dict[str, tuple[str, Callable[[Capture], Any]]] = {
+    "kernels": ("kernels", lambda capture: capture.kernels.any()),
+    "copies": ("copies and no fills", lambda capture: np.isin(capture.ops.kind, (MEMCPY, MEMSET)).any()),
+    "calls": ("CUDA API calls", lambda capture: len(capture.api)),
+    "ranges": ("ranges", lambda capture: len(capture.ranges)),
+    "ops": ("GPU work", lambda capture: len(capture.ops)),
+    "osrt": ("calls of the OS runtime (nsys: --trace=osrt)", lambda capture: len(capture.osrt)),
 }
 REPORTS = {
     "cuda_gpu_kern_sum": Kind(sums.kernel_sum, ("kernels",), ("gpu",)),
-    "cuda_api_sum": Kind(sums.api_sum, ("calls",), ("host",)),
-    "osrt_sum": Kind(sums.os_sum, ("osrt",), ()),
+    "cuda_api_sum": Kind(sums.call_sum, ("calls",), ("host",)),
+    "osrt_sum": Kind(partial(sums.call_sum, of_os=True), ("osrt",), ()),
     "cuda_gpu_mem_time_sum": Kind(sums.memory_time, ("copies",), ("gpu",)),
     "cuda_gpu_mem_size_sum": Kind(sums.memory_size, ("copies",), ("gpu",)),
     "nvtx_sum": Kind(sums.range_sum, ("ranges",), ("ops",)),
@@ -171,11 +168,10 @@ def report(name: str, projection: Projection) -> Report:
     """One report of a projected capture (`attribution="nsys"` for nsys' own numbers).
 
     Where the recording is known to lack rows that it rests on, it has a last column `Bound`.
-    Raises UsageError for a name that is not in REPORTS, MissingError where the capture lacks what the
-    report is about.
+    Raises UsageError for a name that is not in REPORTS, MissingError where the capture has no data for it.
     """
-    check_name(name)
-    if reason := available(projection.capture)[name]:
+    check_names([name])
+    if reason := missing(name, projection.capture):
         raise MissingError(f"{name}: {reason}", location=projection.capture.source)
     kind = REPORTS[name]
     table = kind.make(projection)
@@ -185,26 +181,20 @@ def report(name: str, projection: Projection) -> Report:
     return table
 
 
-def check_name(name: str) -> None:
-    """Raises UsageError for a name that is not in REPORTS."""
-    if name not in REPORTS:
-        raise UsageError(f"unknown report {name!r}", fix=f"one of: {', '.join(REPORTS)}")
+def check_names(names: list[str]) -> list[str]:
+    """The same names. Raises UsageError for one that is not in REPORTS."""
+    for name in names:
+        if name not in REPORTS:
+            raise UsageError(f"unknown report {name!r}", fix=f"one of: {', '.join(REPORTS)}")
+    return names
 
 
-def available(capture: Capture) -> dict[str, str]:
-    """For each report "", or why this capture has no data for it."""
-    is_there = {
-        "kernels": capture.kernels.any(),
-        "copies": np.isin(capture.ops.kind, (MEMCPY, MEMSET)).any(),
-        "calls": len(capture.api),
-        "ranges": len(capture.ranges),
-        "ops": len(capture.ops),
-        "osrt": len(capture.osrt),
-    }
-    return {
-        name: next((REASONS[need] for need in kind.needs if not is_there[need]), "")
-        for name, kind in REPORTS.items()
-    }
+def missing(name: str, capture: Capture) -> str:
+    """Why this capture has no data for a report, or ""."""
+    absent = (
+        text for text, is_there in (NEEDS[need] for need in REPORTS[name].needs) if not is_there(capture)
+    )
+    return next((f"the capture has no {text}" for text in absent), "")
 
 
 def write_reports(
@@ -212,10 +202,9 @@ def write_reports(
 ) -> tuple[list[Path], list[str]]:
     """Write `{stem}_{report}.csv` for every report with data; the files, and why the others are missing."""
     files, reasons = [], []
-    absent = available(projection.capture)
     for name in names:
-        if absent[name]:
-            reasons.append(f"{name}: {absent[name]}")
+        if reason := missing(name, projection.capture):
+            reasons.append(f"{name}: {reason}")
         else:
             files.append(folder / f"{stem}_{name}.csv")
             write_atomic(files[-1], report(name, projection).csv())
