@@ -468,11 +468,8 @@ def test_steps_of_two_processes_at_once_are_said_to_overlap(tmp_path):
 def test_a_repeat_without_the_ranks_that_are_compared_is_said(tmp_path):
     for side in "abcd":
         for rank in (0, 1):
-            trace(
-                tmp_path / side / f"rank{rank}.json",
-                [layer(1 + random.random() / 1e3) for _ in range(3)],
-                rank=rank,
-            )
+            steps = [layer(1 + random.random() / 1e3) for _ in range(3)]
+            trace(tmp_path / side / f"rank{rank}.json", steps, rank=rank)
     (tmp_path / "c" / "rank1.json").unlink()
     (tmp_path / "d" / "rank0.json").write_text("{")
     sides = [tmp_path / side for side in "abcd"]
@@ -488,11 +485,16 @@ def test_two_processes_per_side_prove_nothing(tmp_path):
     assert "2 and 2 processes prove nothing: 3 per side are the least" in " ".join(found.notes)
 
 
-def test_a_copy_of_a_recording_is_no_repeat(tmp_path):
+def test_a_copy_and_a_recording_without_the_unit_are_no_repeats(tmp_path):
     a, b = trace(tmp_path / "a.json", BASE), trace(tmp_path / "b.json", [layer(1.5) + layer(1.5)] * 4)
-    copied = shutil.copy(a, tmp_path / "again.json")
+    copied, bare = shutil.copy(a, tmp_path / "again.json"), trace(tmp_path / "c.json", BASE, prefix="part ")
     with pytest.raises(UsageError, match="is a copy of"):
         compare(a, b, repeats_a=[copied], repeats_b=[b])
+    with pytest.raises(BadDataError, match="no step is marked"):
+        compare(a, b, repeats_a=[bare])
+    other = trace(tmp_path / "d.json", [[("aten::conv2d", [[1]], "conv", 50.0)]] * 4, prefix="part ")
+    with pytest.raises(BadDataError, match="no call of gemm_128"):
+        compare(bare, bare, repeats_a=[other])
 
 
 def test_of_a_hundred_equal_pairs_of_processes_at_most_one_names_anything(tmp_path):
