@@ -179,10 +179,12 @@ class Work:
         calls = [self._cut_replays[0], self.perhaps_cut]
         if any(lack.rule == "G" and lack.place in ("head", "tail") for lack in self.trace.lacks):
             calls.append(lost_at_edges(self.trace))
-        return np.bincount(self._step_of(np.concatenate(calls)) + 1, minlength=len(self.steps_ns) + 1)[1:] > 0
+        return self._per_step(np.concatenate(calls)) > 0
 
-    def _step_of(self, calls: np.ndarray) -> np.ndarray:
-        return step_at(self.steps_ns, self.trace.api.start_ns[calls])
+    def _per_step(self, calls: np.ndarray) -> np.ndarray:
+        """How many of these calls each step (m,) has."""
+        step = step_at(self.steps_ns, self.trace.api.start_ns[calls])
+        return np.bincount(step + 1, minlength=len(self.steps_ns) + 1)[1:]
 
     @cached_property
     def _cut_replays(self) -> tuple[np.ndarray, np.ndarray]:
@@ -198,11 +200,10 @@ class Work:
         """The calls (k,) of graph replays that may have lost rows. In a step with more replays than the other
         steps have, it is another graph, which came in addition."""
         calls = self._cut_replays[1]
-        launches = np.flatnonzero(call_kinds(self.trace) == GRAPH_LAUNCH)
-        replays = np.bincount(self._step_of(launches) + 1, minlength=len(self.steps_ns) + 1)[1:]
+        replays = self._per_step(np.flatnonzero(call_kinds(self.trace) == GRAPH_LAUNCH))
         additional = [
-            index >= 0 and len(replays) > 1 and replays[index] > np.median(np.delete(replays, index))
-            for index in self._step_of(calls).tolist()
+            step >= 0 and len(replays) > 1 and replays[step] > np.median(np.delete(replays, step))
+            for step in step_at(self.steps_ns, self.trace.api.start_ns[calls]).tolist()
         ]
         unexplained: np.ndarray = calls[~np.array(additional, dtype=bool)]
         return unexplained

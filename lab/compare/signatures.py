@@ -1,11 +1,9 @@
 """The GPU time of each signature (op, shapes, types, kernel) per step, judged over processes.
 
-`lab check` decides by it beside the whole (lab.compare.whole), `lab diff` proves its rows by it.
-
-A kernel that is 5 % slower may be 0.2 % of the step, which no step time shows. Each signature is judged over
-processes like the step. Slower is proven of all together (Holm), so that equal sides stay equal; excluded is
-each by itself. The intervals hold for all signatures at once (Bonferroni), and are wider than what proves.
-What costs less than 0.1 % of a step, or 1 µs, is not a finding.
+`lab check` decides by it beside the whole (lab.compare.whole), `lab diff` proves its rows by it. A kernel
+that is 5 % slower may be 0.2 % of the step, which no step time shows. What costs less than 0.1 % of a step,
+or 1 µs, is not a finding. Intervals hold for all signatures at once (Bonferroni), and are wider than what
+proves.
 """
 
 from __future__ import annotations

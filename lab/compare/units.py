@@ -2,9 +2,9 @@
 
 A fixed window cannot be a unit: two windows of one length hold different numbers of steps.
 
-Every gap within a unit has one cause, and the causes add up to its idle time. The operation that ends a gap
-says: it was launched only after the GPU had run dry (the host was late, perhaps because it had waited for the
-GPU), or it was queued already (a dependency, a copy, the launch itself).
+Every gap within a unit has one cause, by the operation that ends it: launched only after the GPU had run dry
+(the host was late, perhaps because it had waited for the GPU), or queued already (a dependency, a copy, the
+launch itself).
 """
 
 from __future__ import annotations

@@ -193,12 +193,9 @@ def _shows(base: Sequence[float], head: Sequence[float], limit: float) -> bool:
 
 
 def exact(base: Sequence[Process], head: Sequence[Process], *, alarms: float) -> tuple[list[str], list[str]]:
-    """Find counts that are equal within each side and differ between them: those too seldom for chance, and
-    the others, with how often that is.
-
-    A count that takes either of two values by chance agrees so in 2^(1 - n) of the checks with n processes in
-    all.
-    """
+    """Find counts that are equal within each side and differ between them: those too seldom for chance,
+    and the others, with how often that is. One that takes either of two values by chance agrees so in 2^(1
+    - n) of the checks with n processes in all."""
     sides = [[process.counts for process in side] for side in (base, head)]
     differing = []
     varied = 0  # counts that are not the same everywhere: as many could agree by chance

@@ -56,8 +56,7 @@ def schedule(rounds: int) -> list[tuple[int, str]]:
 def repeat(sides: tuple[Side, Side], command: Sequence[str], out: Path, allowed: float, say: Say) -> Verdict:
     """Run processes until the gate decides or the last look is over; recordings and logs stay in `out`.
 
-    Raises UsageError for no command, BusyError for a folder with earlier recordings or a check that runs,
-    MissingError for a process that fails or records nothing.
+    Raises BusyError for earlier recordings or a check that runs, MissingError for a process that fails.
     """
     if not command:
         raise UsageError(

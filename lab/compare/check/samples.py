@@ -31,9 +31,9 @@ _TIMES_FIX = 'write {"step_ms": [12.1, 12.3]}, one time per step'
 
 @dataclass(frozen=True)
 class Process:
-    """One process: the times of its steps by quantity; what counts exactly, and the GPU time of each
-    signature, both per step; how many more steps launched nothing. In no total are the GPU time of what is
-    launched between steps, and the time from one step's GPU work to the next's."""
+    """One process; counts and signatures are per step. empty: how many more steps launched nothing. In no
+    total are between_ns, of what is launched between steps, and period_ns, from one step's GPU work to the
+    next's."""
 
     steps_ns: StepTimes
     counts: dict[str, float] = field(default_factory=dict)

@@ -1,8 +1,8 @@
 """Whether two recordings are of the same work, axis by axis, and how much of an operation both sides know.
 
-What is absent on either side is `not compared`, never equal. Without ops, or without shapes, on one side
-every operation would be gone there and new here; and nsys writes the names of kernels in another way than
-torch.profiler, and every tool those of copies. So both sides are compared as far as both go.
+What is absent on either side is `not compared`, never equal. Both sides are compared as far as both go:
+without ops on one side every operation would be gone there and new here, and tools write kernels' names in
+other ways.
 """
 
 from __future__ import annotations

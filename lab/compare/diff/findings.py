@@ -150,8 +150,8 @@ def _of_blocks(rows: Sequence[Row], blocks: Sequence[Block]) -> list[Finding]:
     for block in blocks:
         members = [index for index, row in enumerate(rows) if row.block == block.index]
         if members:
-            ops_before, ops_after = (_listed(ops) or "nothing" for ops in (block.ops_a, block.ops_b))
-            text = f"{ops_before} -> {ops_after}, {plural(block.times, 'time')} per unit ({_us(block.ns)})"
+            exchange = f"{_listed(block.ops_a)} -> {_listed(block.ops_b)}"
+            text = f"{exchange}, {plural(block.times, 'time')} per unit ({_us(block.ns)})"
             named.append(Finding(text=text, ns=block.ns, kind="replaced_block", rows=members))
         elif not counted & {*block.ops_a, *block.ops_b}:  # else the rows of counts say it
             ops = tuple(dict.fromkeys([*block.ops_a, *block.ops_b]))
@@ -198,7 +198,7 @@ def _kernels(names: Sequence[str | None]) -> str:
     kernels = [
         short_kernel(name) or "a kernel without a name" for name in dict.fromkeys(names) if name is not None
     ]
-    return ", ".join(kernels[:NAMES]) + (", ..." if len(kernels) > NAMES else "") or "nothing"
+    return _listed(kernels, NAMES)
 
 
 def _of_times(a: Units, b: Units) -> tuple[list[Finding], list[str]]:
@@ -232,8 +232,8 @@ def _of_times(a: Units, b: Units) -> tuple[list[Finding], list[str]]:
     return named, unnamed
 
 
-def _listed(ops: Sequence[str]) -> str:
-    return ", ".join(ops[:6]) + (", ..." if len(ops) > 6 else "")
+def _listed(names: Sequence[str], limit: int = 6) -> str:
+    return ", ".join(names[:limit]) + (", ..." if len(names) > limit else "") or "nothing"
 
 
 def time_text(ns: float) -> str:

@@ -2,8 +2,7 @@
 
 Steps of one process are not samples of the program. Kernel sums of equal processes differ by 0.3 % and single
 kernels by up to 2 % (copies below a microsecond more), so one pair can only suggest, and what is within the
-scatter of its own steps it does not even suggest. Counts repeat exactly. Over processes a row is proven as
-`lab check` proves it (lab.compare.signatures).
+scatter of its own steps it does not even suggest. Over processes rows are proven as in `lab check`.
 """
 
 from __future__ import annotations
@@ -130,11 +129,8 @@ def two_sided_p(a: Sample | None, b: Sample | None) -> float:
 
 
 def judge_by_repeats(rows: Sequence[Row], of_a: Sequence[Units], of_b: Sequence[Units]) -> None:
-    """Durations of shared kernels over three processes per side and more; each row's own 99 % interval.
-
-    Proven is judged of all rows together, as `lab check` judges signatures: of equal sides one in a hundred
-    has anything proven at most.
-    """
+    """Durations of shared kernels over three processes per side and more: each row's own 99 % interval;
+    proven is judged of all together, so that of equal sides one in a hundred has anything proven at most."""
     sides = [[{key: ns for key, (_, ns) in units.sums.items()} for units in side] for side in (of_a, of_b)]
     step_ns = float(np.mean([units.mean_ns("span") for units in of_a]))
     # The other half of the allowed false alarms belongs to the totals of the whole program.

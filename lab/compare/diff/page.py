@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -37,9 +36,17 @@ from lab.report.tables import write_csv
 
 ROWS = ["op", "dims", "kernel_a", "kernel_b", "n_a", "n_b", "kind", "change_us", "confidence"]
 TOTALS = ["name", "statistic", "outcome", "n_base", "n_head", "base_ns", "head_ns", "change", "low", "high"]
-FINDINGS = ["what", "where", "kind", "change_us", "confidence", "evidence"]
-REPLAYED = ["what", "verdict", "recorded_us", "hot_us", "cold_us", "in_order_us", "why"]
 STEP_TIMES = {"kernel_us": "kernel_sum", "span_us": "span", "idle_us": "idle"}
+COLUMNS = {  # of each table; else what its rows have
+    "rows": ["configuration", "rank", *ROWS, "types", "ns", "ns_a", "ns_b", "block"],
+    "api": ["name", "n_a", "n_b"],
+    "findings": ["what", "where", "kind", "change_us", "confidence", "evidence"],
+    "axes": ["name", "state", "a", "b", "share"],
+    "totals": TOTALS,
+    "replay": ["what", "verdict", "recorded_us", "hot_us", "cold_us", "in_order_us", "why"],
+    "around": ["what", "a", "b", "source"],
+    "step_times": ["side", "step", *STEP_TIMES],
+}
 TICKS = 20  # numbers below the figure of steps
 HEADLINES = 8  # findings in the verdict of the page
 PILLS = {ONLY_A: "warn", ONLY_B: "warn"}
@@ -101,24 +108,20 @@ def _frames(difference: Difference, shown: Comparison, pair: Pair) -> Frames:
         for side, units in zip("AB", pair.units or (), strict=False)
         for index, number in enumerate(units.numbers)
     ]
-    return {
-        "rows": _frame(rows, ["configuration", "rank", *ROWS, "types", "ns", "ns_a", "ns_b", "block"]),
-        "waterfall": pd.DataFrame(waterfall(shown) if shown.unit else []),
-        "api": _frame(records(shown.api), ["name", "n_a", "n_b"]),
-        "ranks": pd.DataFrame(by_rank(difference)),
-        "findings": _frame(findings, FINDINGS),
-        "axes": _frame(records(shown.axes), ["name", "state", "a", "b", "share"]),
-        "totals": _frame(records(shown.totals), TOTALS),
-        **({"replay": _frame(replays, REPLAYED)} if replays else {}),
-        "around": _frame(records(difference.around), ["what", "a", "b", "source"]),
-        **{f"by_{name}": pd.DataFrame(group_records(name, shown)) for name in KINDS if name in shown.groups},
-        "step_times": _frame(steps, ["side", "step", *STEP_TIMES]),
+    tables = {
+        "rows": rows,
+        "waterfall": waterfall(shown) if shown.unit else [],
+        "api": records(shown.api),
+        "ranks": by_rank(difference),
+        "findings": findings,
+        "axes": records(shown.axes),
+        "totals": records(shown.totals),
+        **({"replay": replays} if replays else {}),
+        "around": records(difference.around),
+        **{f"by_{name}": group_records(name, shown) for name in KINDS if name in shown.groups},
+        "step_times": steps,
     }
-
-
-def _frame(rows: Sequence[dict[str, Any]], columns: Sequence[str]) -> pd.DataFrame:
-    frame: pd.DataFrame = pd.DataFrame(rows, columns=list(columns))
-    return frame
+    return {name: pd.DataFrame(table, columns=COLUMNS.get(name)) for name, table in tables.items()}
 
 
 def _page(difference: Difference, shown: Comparison, frames: Frames, steps: Steps | None, out: Path) -> Page:

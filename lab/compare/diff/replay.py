@@ -1,9 +1,9 @@
 """`lab diff A B --replay`: whether a change is the kernel's own or its neighbourhood's.
 
-The recorded calls of both sides run again on one GPU of this machine, by the kernels room's replay (its own
-command, in a process each): hot, cold and in order. A change that comes back when the calls run alone is the
-kernels' own. One that comes back in order only is what runs before them: the caches. One that never comes
-back was in the recording's surroundings: clocks, overlap, contention.
+The recorded calls of both sides run again on one GPU of this machine, by the kernels room's replay: hot, cold
+and in order. A change that comes back when the calls run alone is the kernels' own. One that comes back in
+order only is what runs before them: the caches. One that never does was around them: clocks, overlap,
+contention.
 """
 
 from __future__ import annotations
@@ -76,8 +76,7 @@ def replay_findings(
 ) -> None:
     """Add the verdict of each finding that has one, and notes; paths: of both sides; runs stay in `out`.
 
-    Raises UsageError for recordings without arguments of ops, BusyError for a folder with earlier replays,
-    StepFailed for a replay that ends without a result.
+    Raises UsageError for recordings without arguments of ops, BusyError for earlier replays, StepFailed.
     """
     pair = compared.shown
     if not pair.units:

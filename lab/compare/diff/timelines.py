@@ -1,8 +1,7 @@
 """One unit of A and one of B as bars on one axis, each segment of the work beginning at the same place.
 
-Operations are paired in their order of launch (`diff.split`). A segment is a run of pairs of one
-module; it is as long as the longer side's, and where one side lacks operations it has a gap. Within a segment
-times are as recorded.
+Operations are paired in their order of launch (`diff.split`). A segment is a run of pairs of one module, as
+long as the longer side's; within it times are as recorded.
 """
 
 from __future__ import annotations
