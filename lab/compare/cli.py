@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -96,17 +95,12 @@ def diff(
         if not as_json:
             click.echo("\n".join([text(compared.difference, top, by), *map(str, written)]))
     if as_json:
-        _print_json(differences)
+        import msgspec
+
+        printed = [_as_json(difference) for difference in differences]
+        click.echo(msgspec.json.encode(printed if len(printed) > 1 else printed[0]))
     for difference in differences:  # all pairs are compared before the first that is not complete ends it
         _raise_for(difference)
-
-
-def _print_json(differences: Sequence[Difference]) -> None:
-    """One pair's comparison; a list of them where there are several."""
-    import msgspec
-
-    printed = [_as_json(difference) for difference in differences]
-    click.echo(msgspec.json.encode(printed if len(printed) > 1 else printed[0]))
 
 
 def _as_json(difference: Difference) -> dict[str, Any]:

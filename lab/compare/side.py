@@ -16,7 +16,7 @@ from lab.recordings.calls import GRAPH_LAUNCH, call_kinds
 from lab.recordings.capture import Capture
 from lab.recordings.integrity import lost_at_edges
 from lab.recordings.integrity.words import sentences
-from lab.recordings.lacks import holes
+from lab.recordings.lacks import Lack, holes
 from lab.recordings.load import load_capture
 from lab.recordings.names import short_name
 from lab.recordings.nsys.export import is_folder
@@ -59,28 +59,24 @@ class Work:
     def torn(self) -> list[str]:
         """A sentence for each hole in its GPU operations, for graph replays that lost any, and where no step
         is whole: figures are bounds."""
-        texts = self._holes(of_gpu=True)
+        texts = sentences([lack for lack in self._holes if lack.axis == "gpu"])
         if len(self.perhaps_cut) or not len(self._cut_replays[1]):  # without its call no step acquits it
-            perhaps = [
-                lack
-                for lack in self.trace.lacks
-                if lack.rule == "R" and lack.unknown and lack.place == "hole"
-            ]
-            texts += [f"{self.trace.source.name}: {text}" for text in sentences(perhaps)]
+            unknown = [lack for lack in self.trace.lacks if lack.rule == "R" and lack.unknown]
+            texts += sentences([lack for lack in unknown if lack.place == "hole"])
         if self.cut.any() and not self.is_whole_somewhere:
-            texts.append(f"{self.trace.source.name}: GPU work of every step is missing")
-        return texts
+            texts.append("GPU work of every step is missing")
+        return [f"{self.trace.source.name}: {text}" for text in texts]
 
     @property
     def blurred(self) -> list[str]:
         """A sentence for each hole in its launches or operators: ops, phases and modules may be wrong."""
-        return self._holes(of_gpu=False)
-
-    def _holes(self, *, of_gpu: bool) -> list[str]:
-        lost_replays = [lack for lack in self.trace.lacks if lack.rule == "R" and not lack.unknown]
-        distinct = dict.fromkeys([*holes(self.trace.lacks), *lost_replays])
-        texts = sentences([lack for lack in distinct if (lack.axis == "gpu") == of_gpu])
+        texts = sentences([lack for lack in self._holes if lack.axis != "gpu"])
         return [f"{self.trace.source.name}: {text}" for text in texts]
+
+    @property
+    def _holes(self) -> list[Lack]:
+        lost_replays = [lack for lack in self.trace.lacks if lack.rule == "R" and not lack.unknown]
+        return list(dict.fromkeys([*holes(self.trace.lacks), *lost_replays]))
 
     @cached_property
     def order(self) -> np.ndarray:
@@ -133,9 +129,12 @@ class Work:
         """The distinct (op, dims, types, kernel), and the index of each operation's own (n,)."""
         op, operators = link_ops(self.trace)[self.order], self.trace.operators
         ids = [self.ops.name_id]
-        for name, column in (("op", "name_id"), ("dims", "dims_id"), ("types", "types_id")):
-            known_ids = np.append(getattr(operators, column), -1)[op]
-            ids.append(np.full(len(op), -1) if name in self.drop else known_ids)
+        for name, column in (
+            ("op", operators.name_id),
+            ("dims", operators.dims_id),
+            ("types", operators.types_id),
+        ):
+            ids.append(np.full(len(op), -1) if name in self.drop else np.append(column, -1)[op])
         distinct, index_of = np.unique(np.stack(ids, axis=1), axis=0, return_inverse=True)
         text, named = self.trace.name, plain_name if self.plain else kernel_name
         keys = [(text(o), text(d), text(t), named(text(k))) for k, o, d, t in distinct.tolist()]
@@ -180,10 +179,12 @@ class Work:
         calls = [self._cut_replays[0], self.perhaps_cut]
         if any(lack.rule == "G" and lack.place in ("head", "tail") for lack in self.trace.lacks):
             calls.append(lost_at_edges(self.trace))
-        return np.bincount(self._step_of(np.concatenate(calls)) + 1, minlength=len(self.steps_ns) + 1)[1:] > 0
+        return self._per_step(np.concatenate(calls)) > 0
 
-    def _step_of(self, calls: np.ndarray) -> np.ndarray:
-        return step_at(self.steps_ns, self.trace.api.start_ns[calls])
+    def _per_step(self, calls: np.ndarray) -> np.ndarray:
+        """How many of these calls each step (m,) has."""
+        step = step_at(self.steps_ns, self.trace.api.start_ns[calls])
+        return np.bincount(step + 1, minlength=len(self.steps_ns) + 1)[1:]
 
     @cached_property
     def _cut_replays(self) -> tuple[np.ndarray, np.ndarray]:
@@ -199,11 +200,10 @@ class Work:
         """The calls (k,) of graph replays that may have lost rows. In a step with more replays than the other
         steps have, it is another graph, which came in addition."""
         calls = self._cut_replays[1]
-        launches = np.flatnonzero(call_kinds(self.trace) == GRAPH_LAUNCH)
-        replays = np.bincount(self._step_of(launches) + 1, minlength=len(self.steps_ns) + 1)[1:]
+        replays = self._per_step(np.flatnonzero(call_kinds(self.trace) == GRAPH_LAUNCH))
         additional = [
-            index >= 0 and len(replays) > 1 and replays[index] > np.median(np.delete(replays, index))
-            for index in self._step_of(calls).tolist()
+            step >= 0 and len(replays) > 1 and replays[step] > np.median(np.delete(replays, step))
+            for step in step_at(self.steps_ns, self.trace.api.start_ns[calls]).tolist()
         ]
         unexplained: np.ndarray = calls[~np.array(additional, dtype=bool)]
         return unexplained
@@ -245,24 +245,20 @@ def read_side(path: Path) -> Side:
             if not _is_of_lab(file, path):
                 problems.append(f"{file.relative_to(path)} is left out: {error.problem}")
     if not works:
-        raise MissingError(
-            "no recording in this folder",
-            location=path,
-            fix="; ".join(problems[:2])
-            or f"lab reads {', '.join(RECORDINGS)}, and nsys' folders of Parquet files",
-        )
+        formats = f"lab reads {', '.join(RECORDINGS)}, and nsys' folders of Parquet files"
+        fix = "; ".join(problems[:2]) or formats
+        raise MissingError("no recording in this folder", location=path, fix=fix)
     several = len({work.rank for _, work in works}) < len(works)
     ranks: dict[tuple[str, int], Work] = {}
     for file, work in works:
         key = (configuration_of(file, path) if several else "", work.rank)
-        if earlier := ranks.get(key):
+        if ranks.setdefault(key, work) is not work:
+            earlier = ranks[key].trace.source.relative_to(path)
             raise BadDataError(
-                f"two recordings of rank {work.rank}: {earlier.trace.source.relative_to(path)} and "
-                f"{file.relative_to(path)}",
+                f"two recordings of rank {work.rank}: {earlier} and {file.relative_to(path)}",
                 location=path / key[0],
                 fix="name a folder that holds one recording per rank, or per configuration and rank",
             )
-        ranks[key] = work
     return Side(path, ranks, problems)
 
 
@@ -279,7 +275,7 @@ def place_text(key: tuple[str, int]) -> str:
 def _is_of_lab(file: Path, path: Path) -> bool:
     """Whether a file that cannot be read is one that lab itself wrote into a run, and no recording."""
     above = [path, *(parent for parent in file.parents if parent.is_relative_to(path))]
-    if not file.name.endswith((".json", ".json.gz")) or not any((one / MANIFEST).is_file() for one in above):
+    if not file.name.endswith((".json", ".json.gz")) or not any((run / MANIFEST).is_file() for run in above):
         return False
     start, _ = start_of(file, _SNIFFED)
     return not any(mark in start for mark in (b'"traceEvents"', b'"rocprofiler-sdk-tool"'))
@@ -309,12 +305,11 @@ def read_works(path: Path) -> list[Work]:
             "no GPU operation in this recording", location=path, fix="record on a GPU: see lab inspect"
         )
     ranks = [trace.meta.rank for trace in traces]
-    if len(traces) == 1:
-        named = RANK.search(path.name) or RANK.search(path.parent.name)
-        return [Work(ranks[0] if ranks[0] is not None else int(named[1]) if named else 0, traces[0])]
-    is_told_apart = len({rank for rank in ranks if rank is not None}) == len(ranks)
-    numbers = ranks if is_told_apart else range(len(traces))
-    return [Work(rank or 0, trace) for rank, trace in zip(numbers, traces, strict=True)]
+    if ranks == [None] and (named := RANK.search(path.name) or RANK.search(path.parent.name)):
+        ranks = [int(named[1])]
+    elif len({rank for rank in ranks if rank is not None}) < len(ranks):
+        ranks = [*range(len(traces))]
+    return [Work(rank or 0, trace) for rank, trace in zip(ranks, traces, strict=True)]
 
 
 def plain_name(text: str) -> str:

@@ -1,11 +1,9 @@
 """The GPU time of each signature (op, shapes, types, kernel) per step, judged over processes.
 
-`lab check` decides by it beside the whole (lab.compare.whole), `lab diff` proves its rows by it.
-
-A kernel that is 5 % slower may be 0.2 % of the step, which no step time shows. Each signature is judged over
-processes like the step. Slower is proven of all together (Holm), so that equal sides stay equal; excluded is
-each by itself. The intervals hold for all signatures at once (Bonferroni), and are wider than what proves.
-What costs less than 0.1 % of a step, or 1 µs, is not a finding.
+`lab check` decides by it beside the whole (lab.compare.whole), `lab diff` proves its rows by it. A kernel
+that is 5 % slower may be 0.2 % of the step, which no step time shows. What costs less than 0.1 % of a step,
+or 1 µs, is not a finding. Intervals hold for all signatures at once (Bonferroni), and are wider than what
+proves.
 """
 
 from __future__ import annotations
@@ -15,7 +13,7 @@ from collections.abc import Mapping, Sequence
 import msgspec
 
 from lab.compare.side import Key, short_kernel
-from lab.compare.whole import decide_all, geometric_mean
+from lab.compare.whole import decide_all, fields_of, geometric_mean
 from lab.recordings.names import short_dims
 from lab.stats.gate import LEAST, decide
 
@@ -76,16 +74,17 @@ def judge_signatures(
     processes = (*base, *head)
     if min(len(base), len(head)) < LEAST or not any(processes):
         return None
-    timed = [{key for key, ns in process.items() if ns > 0} for process in processes]
-    keys = sorted(set.intersection(*timed))
+    keys = sorted(
+        set.intersection(*({key for key, ns in process.items() if ns > 0} for process in processes))
+    )
+    floor_ns = max(LEAST_SHARE * step_ns, LEAST_NS)
     pairs = []
     for key in keys:
         base_ns, head_ns = ([process[key] for process in side] for side in (base, head))
-        floor_ns = max(LEAST_SHARE * step_ns, LEAST_NS)
         pairs.append((base_ns, head_ns, max(allowed, floor_ns / geometric_mean(base_ns))))
     # How many more processes would decide is worked out for the costliest alone.
     decisions = decide_all(pairs, [True] * len(pairs), alarms=alarms, ahead=False)
-    decided = [
+    judged = [
         Slower(
             op=key[0],
             dims=key[1],
@@ -94,30 +93,26 @@ def judge_signatures(
             limit=limit,
             ns_base=geometric_mean(base_ns),
             ns_head=geometric_mean(head_ns),
-            outcome=decision.outcome,
-            change=decision.change or 0.0,
-            low=decision.low or 0.0,
-            high=decision.high or 0.0,
-            further=None,
+            **fields_of(Slower, decision) | {"further": None},
         )
         for key, (base_ns, head_ns, limit), decision in zip(keys, pairs, decisions, strict=True)
     ]
-    undecided = [index for index, signature in enumerate(decided) if signature.outcome == "undecided"]
-    undecided.sort(key=lambda index: -decided[index].high * decided[index].ns_base)
+    undecided = [index for index, signature in enumerate(judged) if signature.outcome == "undecided"]
+    undecided.sort(key=lambda index: -judged[index].high * judged[index].ns_base)
     level = 1 - alarms / max(len(keys), 1)
     for index in undecided[:LISTED]:
-        decided[index].further = decide(*pairs[index], level=level, excluding=1 - alarms).further
+        judged[index].further = decide(*pairs[index], level=level, excluding=1 - alarms).further
     total_ns = sum(sum(process.values()) for process in base)
     tested_ns = sum(process[key] for process in base for key in keys)
     return Signatures(
         level=level,
         tested=len(keys),
         share=tested_ns / total_ns if total_ns else 0.0,
-        excluded=sum(signature.outcome == "excluded" for signature in decided),
+        excluded=sum(signature.outcome == "excluded" for signature in judged),
         undecided=len(undecided),
-        slower=[signature for signature in decided if signature.outcome == "regression"],
-        faster=[signature for signature, decision in zip(decided, decisions, strict=True) if decision.faster],
-        listed=[decided[index] for index in undecided[:LISTED]],
+        slower=[signature for signature in judged if signature.outcome == "regression"],
+        faster=[signature for signature, decision in zip(judged, decisions, strict=True) if decision.faster],
+        listed=[judged[index] for index in undecided[:LISTED]],
     )
 
 
@@ -127,18 +122,21 @@ def sentences(signatures: Signatures) -> list[str]:
         return [
             "Signatures: none (op, shapes, kernel) is in every process of both sides, so none is compared."
         ]
-    lines = [f"Slower: {_words(signature)}" for signature in signatures.slower]
-    lines += [f"Faster: {_words(signature)}" for signature in signatures.faster]
-    lines += [
-        f"Slower by the first set, not by the second: {_words(signature)}"
-        for signature in signatures.unconfirmed
-    ]
+    headed = {
+        "Slower": signatures.slower,
+        "Faster": signatures.faster,
+        "Slower by the first set, not by the second": signatures.unconfirmed,
+    }
+    lines = [f"{head}: {_words(signature)}" for head, named in headed.items() for signature in named]
     apart = "" if signatures.share > 0.999 else f", {signatures.share:.0%} of BASE's kernel time"
-    counts = f"a slowdown beyond the limit is excluded for {signatures.excluded}"
-    counts += f", proven for {len(signatures.slower)}" if signatures.slower else ""
-    counts += f", not confirmed for {len(signatures.unconfirmed)}" if signatures.unconfirmed else ""
-    counts += f", undecided for {signatures.undecided}" if signatures.undecided else ""
-    lines.append(f"Signatures (op, shapes, kernel) in every process: {signatures.tested}{apart}; {counts}.")
+    counts = {
+        "proven": len(signatures.slower),
+        "not confirmed": len(signatures.unconfirmed),
+        "undecided": signatures.undecided,
+    }
+    further = "".join(f", {outcome} for {count}" for outcome, count in counts.items() if count)
+    excluded = f"a slowdown beyond the limit is excluded for {signatures.excluded}{further}"
+    lines.append(f"Signatures (op, shapes, kernel) in every process: {signatures.tested}{apart}; {excluded}.")
     lines.append("A signature's limit is --max-slowdown, and 0.1 % of the step and 1 µs at least.")
     lines += [f"Undecided: {_words(signature)}" for signature in signatures.listed]
     if (left := signatures.undecided - len(signatures.listed)) > 0:

@@ -2,9 +2,9 @@
 
 A fixed window cannot be a unit: two windows of one length hold different numbers of steps.
 
-Every gap within a unit has one cause, and the causes add up to its idle time. The operation that ends a gap
-says: it was launched only after the GPU had run dry (the host was late, perhaps because it had waited for the
-GPU), or it was queued already (a dependency, a copy, the launch itself).
+Every gap within a unit has one cause, by the operation that ends it: launched only after the GPU had run dry
+(the host was late, perhaps because it had waited for the GPU), or queued already (a dependency, a copy, the
+launch itself).
 """
 
 from __future__ import annotations
@@ -12,16 +12,20 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 
 from lab.compare.side import Key, Work, memory_name, step_at
 from lab.compare.whole import IDLE, KERNELS, SPAN
+from lab.errors import BadDataError
 from lab.recordings.views import COMM, COMP, MEMCOPY
 from lab.stats.intervals import spans, subtract, union
 from lab.stats.means import Sample
 
+STEP = "step"
+MARK = "call profiler.step(), or mark steps with record_function('step_0'), 'step_1', ..."
 LEAST_CALLS = 4
 MIN_STEPS = 3  # that say how much a figure varies from step to step
 _VERSION = re.compile(r"_v\d+$")
@@ -39,44 +43,130 @@ TIMES = (*CAUSES, "span", "busy", "idle", "overlap", "compute", "exposed_comm", 
 
 @dataclass(frozen=True)
 class Units:
-    """One rank's work per unit. `times_ns[name]` (u,) are of each unit; a window is one, divided already."""
+    """One rank's work per unit. Arrays (u,) are of units, (n,) of `Work`'s operations, (c,) of API calls.
+    A recording without steps is one unit, divided by the calls of a kernel."""
 
+    work: Work
     unit: str
     count: float
-    sums: Sums
-    times_ns: dict[str, np.ndarray]
-    calls: dict[str, float]
-    sequence: list[Key]  # of the unit with the usual number of operations, in order of launch
-    outside: int  # operations launched outside every unit
-    called: np.ndarray  # mask (c,) of the API calls that are counted, in the order of `Trace.runtime`
-    usual: np.ndarray  # the rows of `sequence`
-    step_of: np.ndarray  # (n,): the unit of each operation, as an index of `times_ns`; -1 for none
-    numbers: list[int]  # (u,): of each unit, as the program numbers its steps
+    steps: list[int]  # (u,): of each unit, in the order of the marked steps
+    step_of: np.ndarray  # (n,): the unit of each operation, -1 for none
+    called: np.ndarray  # mask (c,) of the calls that are counted
+    after: np.ndarray  # mask (c,) of those of them behind the last step
+    is_last: bool = False  # whether these are the last step's own, once per recording
+    outside: int = 0  # operations launched outside every unit
     empty: int = 0  # steps without any operation, which no mean is over
     cut: int = 0  # steps that the edges of the recording cut, which no mean is over either
-    inside: dict[str, float] = field(default_factory=dict)  # of `calls` those not behind the last unit
-    behind: dict[str, float] | None = None  # how many are, once per recording; None: not known
     between: float = 0.0  # operations launched between two steps, as a rule; no figure is of them
     between_ns: float = 0.0  # how long they take
-    # From the end of a step's GPU work to the beginning of the next one's, and between both beginnings (g,).
-    gap_ns: np.ndarray = field(default_factory=lambda: np.empty(0))
-    period_ns: np.ndarray = field(default_factory=lambda: np.empty(0))
+
+    @property
+    def is_step(self) -> bool:
+        return self.unit == STEP
 
     @property
     def chosen(self) -> np.ndarray:
-        """Mask (n,) of the operations in units, in the order of `Work`."""
+        """Mask (n,) of the operations in units."""
         mask: np.ndarray = self.step_of >= 0
         return mask
+
+    @cached_property
+    def rows(self) -> list[np.ndarray]:
+        """The operations of each unit."""
+        order = np.argsort(self.step_of, kind="stable")
+        begins = np.searchsorted(self.step_of[order], np.arange(len(self.steps) + 1))
+        return np.split(order, begins)[1:-1]
+
+    @cached_property
+    def times_ns(self) -> dict[str, np.ndarray]:
+        """Each of TIMES (u,)."""
+        times = [times_of(self.work, rows) for rows in self.rows]
+        divisor = 1 if self.is_step else self.count
+        return {name: np.array([time[name] for time in times], dtype=float) / divisor for name in TIMES}
 
     def mean_ns(self, name: str) -> float:
         return float(self.times_ns[name].mean())
 
+    @property
+    def totals_ns(self) -> dict[str, np.ndarray]:
+        """The totals of each step, as `lab.compare.whole` tests them."""
+        names = {KERNELS: "kernel_sum", SPAN: "span", IDLE: "idle"}
+        return {quantity: self.times_ns[name] for quantity, name in names.items()}
+
+    @cached_property
+    def sums(self) -> Sums:
+        return sums_of(self.work, self.chosen, self.count)
+
+    def sums_without(self, mask: np.ndarray) -> Sums:
+        """Of the units that the mask (u,) leaves."""
+        chosen = self.chosen
+        chosen[chosen] = ~mask[self.step_of[chosen]]
+        return sums_of(self.work, chosen, int((~mask).sum()))
+
+    @cached_property
+    def calls(self) -> dict[str, float]:
+        return calls_of(self.work, self.called, self.count)
+
+    @cached_property
+    def inside(self) -> dict[str, float]:
+        """Of `calls` those not behind the last unit."""
+        return calls_of(self.work, self.called & ~self.after, self.count)
+
+    @cached_property
+    def behind(self) -> dict[str, float] | None:
+        """How many calls are behind the last unit, once per recording; None: not known."""
+        return calls_of(self.work, self.after, 1) if self.is_last else None
+
+    @cached_property
+    def usual(self) -> np.ndarray:
+        """The operations (m,) of the first step with the most common number of them, in order of launch."""
+        if not self.is_step or not self.rows:
+            return np.empty(0, dtype=np.int64)
+        ((size, _),) = Counter(map(len, self.rows)).most_common(1)
+        rows = next(rows for rows in self.rows if len(rows) == size)
+        by_launch: np.ndarray = rows[np.argsort(self.work.launched_ns[rows], kind="stable")]
+        return by_launch
+
+    @cached_property
+    def sequence(self) -> list[Key]:
+        """The keys of `usual`."""
+        keys, key_of = self.work.keys
+        return [keys[index] for index in key_of[self.usual].tolist()]
+
+    @property
+    def numbers(self) -> list[int]:
+        """(u,): as the program numbers its steps."""
+        return [self.work.step_numbers[index] for index in self.steps] if self.is_step else self.steps
+
+    @property
+    def gap_ns(self) -> np.ndarray:
+        """(g,): from the end of a step's GPU work to the beginning of the next one's."""
+        _, end_ns, next_ns = self._neighbours_ns
+        gaps: np.ndarray = next_ns - end_ns
+        return gaps
+
+    @property
+    def period_ns(self) -> np.ndarray:
+        """(g,): from the beginning of a step's GPU work to that of the next one's."""
+        begin_ns, _, next_ns = self._neighbours_ns
+        periods: np.ndarray = next_ns - begin_ns
+        return periods
+
+    @cached_property
+    def _neighbours_ns(self) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """Where a step begins and ends, and where the next one begins, both with GPU work (g,)."""
+        end_ns = self.work.start_ns + self.work.dur_ns
+        begins = np.array([self.work.start_ns[rows].min() for rows in self.rows])
+        ends = np.array([end_ns[rows].max() for rows in self.rows])
+        has_next = np.diff(self.steps) == 1
+        return begins[:-1][has_next], ends[:-1][has_next], begins[1:][has_next]
+
 
 def unit_of(a: Work, b: Work) -> str | None:
-    """`step`, or the name of the kernel whose calls are counted, of a copy where no kernel can be; None if
+    """STEP, or the name of the kernel whose calls are counted, of a copy where no kernel can be; None if
     there is none."""
     if len(a.steps_ns) and len(b.steps_ns):
-        return "step"
+        return STEP
     counts = [Counter(work.keys[0][key][3] for key in work.keys[1].tolist()) for work in (a, b)]
     sums: Counter[str] = Counter()
     for (*_, kernel), (_, ns) in sums_of(a, np.ones(len(a.dur_ns), dtype=bool), 1).items():
@@ -86,7 +176,14 @@ def unit_of(a: Work, b: Work) -> str | None:
 
 
 def units(work: Work, unit: str) -> Units:
-    return by_step(work) if unit == "step" else by_call(work, unit)
+    """Raises BadDataError for a recording that has no such unit, or none with GPU work."""
+    problem = "no step is marked in this recording"
+    if unit != STEP or len(work.steps_ns):
+        measured = by_step(work) if unit == STEP else by_call(work, unit)
+        if measured.count:
+            return measured
+        problem = "no step of this recording launched GPU work" if measured.is_step else f"no {measured.unit}"
+    raise BadDataError(problem, location=work.trace.source, fix=MARK)
 
 
 def by_step(work: Work) -> Units:
@@ -94,52 +191,28 @@ def by_step(work: Work) -> Units:
     are those that the recording's edges cut, unless all are."""
     edges, called_ns = work.steps_ns, work.trace.api.start_ns
     step = step_at(edges, work.launched_ns)
-    outside = np.sort(work.launched_ns[(step < 0) & work.launch_known])
-    total = int((step < 0).sum())
+    is_outside = step < 0
+    outside_ns = np.sort(work.launched_ns[is_outside & work.launch_known])
     between, between_ns = _between(work, edges, step)
     cut = work.cut & work.is_whole_somewhere
-    step[(step >= 0) & cut[step]] = -1
-    rows = rows_of(step)
-    steps = sorted(rows)
-    index_of = np.full(len(edges) + 1, -1)  # the last one is of operations in no step
-    index_of[steps] = np.arange(len(steps))
-    times = [times_of(work, rows[step]) for step in steps]
-    called = _calls_in(called_ns, edges, steps, outside)
-    behind = called & (called_ns >= edges[-1, 1])
-    is_last = steps[-1:] == [len(edges) - 1] and not (outside >= edges[-1, 1]).any()
-    usual = usual_rows(work, [rows[step] for step in steps])
-    keys, key_of = work.keys
+    step[~is_outside & cut[step]] = -1
+    steps = np.unique(step[step >= 0])
+    called = _calls_in(called_ns, edges, steps, outside_ns)
     return Units(
-        unit="step",
+        work=work,
+        unit=STEP,
         count=len(steps),
-        sums=sums_of(work, step >= 0, max(len(steps), 1)),
-        times_ns={name: np.array([time[name] for time in times], dtype=float) for name in TIMES},
-        calls=calls_of(work, called, max(len(steps), 1)),
-        sequence=[keys[index] for index in key_of[usual].tolist()],
-        outside=total,
+        steps=steps.tolist(),
+        step_of=np.where(step >= 0, np.searchsorted(steps, step), -1),
         called=called,
-        usual=usual,
-        step_of=index_of[step],
-        numbers=[work.step_numbers[index] for index in steps],
-        inside=calls_of(work, called & ~behind, max(len(steps), 1)),
-        behind=calls_of(work, behind, 1) if is_last else None,
+        after=called & (called_ns >= edges[-1, 1]),
+        is_last=steps[-1:].tolist() == [len(edges) - 1] and not (outside_ns >= edges[-1, 1]).any(),
+        outside=int(is_outside.sum()),
         empty=len(edges) - len(steps) - int(cut.sum()),
         cut=int(cut.sum()),
         between=between,
         between_ns=between_ns,
-        **_from_step_to_step(work, rows),
     )
-
-
-def _from_step_to_step(work: Work, rows: dict[int, np.ndarray]) -> dict[str, np.ndarray]:
-    """The gaps and periods of neighbouring steps, both with GPU work: a step's own times end with its own."""
-    end_ns = work.start_ns + work.dur_ns
-    spans = {one: (int(work.start_ns[row].min()), int(end_ns[row].max())) for one, row in rows.items()}
-    pairs = [(spans[span], spans[span + 1]) for span in sorted(spans) if span + 1 in spans]
-    return {
-        "gap_ns": np.array([after[0] - before[1] for before, after in pairs], dtype=float),
-        "period_ns": np.array([after[0] - before[0] for before, after in pairs], dtype=float),
-    }
 
 
 def _between(work: Work, edges: np.ndarray, step: np.ndarray) -> tuple[float, float]:
@@ -162,8 +235,8 @@ def as_a_rule(between: np.ndarray) -> float:
     return float(np.sort(between)[: max(len(between) - 1, 1)].mean())
 
 
-def _calls_in(times_ns: np.ndarray, edges: np.ndarray, steps: list[int], outside: np.ndarray) -> np.ndarray:
-    """Which calls (n,) belong to `steps`. What waits for a step may stand behind it: calls after a step are
+def _calls_in(times_ns: np.ndarray, edges: np.ndarray, steps: np.ndarray, outside: np.ndarray) -> np.ndarray:
+    """Which calls (c,) belong to `steps`. What waits for a step may stand behind it: calls after a step are
     its own until GPU work is launched outside every step (`outside`, by time), which no figure is of."""
     step = np.searchsorted(edges[:, 0], times_ns, side="right") - 1
     until_ns = np.append(outside, np.iinfo(np.int64).max)[np.searchsorted(outside, edges[:, 1])]
@@ -171,33 +244,17 @@ def _calls_in(times_ns: np.ndarray, edges: np.ndarray, steps: list[int], outside
     return is_counted
 
 
-def rows_of(step: np.ndarray) -> dict[int, np.ndarray]:
-    """The operations of each step that has any, from the step of each operation (n,), -1 for none."""
-    order = np.argsort(step, kind="stable")
-    used, begins = np.unique(step[order], return_index=True)
-    parts = zip(used.tolist(), np.split(order, begins[1:]), strict=True) if len(order) else ()
-    return {one: rows for one, rows in parts if one >= 0}
-
-
 def by_call(work: Work, kernel: str) -> Units:
     """The whole recording, divided by the calls of one kernel."""
-    everything, called = np.ones(len(work.dur_ns), dtype=bool), np.ones(len(work.trace.api), dtype=bool)
-    count = int(work.is_key(lambda key: key[3] == kernel).sum())
-    calls = calls_of(work, called, count)
-    totals_ns = times_of(work, np.flatnonzero(everything))
+    num_calls = len(work.trace.api)
     return Units(
+        work=work,
         unit=f"call of {kernel}",
-        count=count,
-        sums=sums_of(work, everything, count),
-        times_ns={name: np.array([ns / count]) for name, ns in totals_ns.items()},
-        calls=calls,
-        inside=calls,
-        sequence=[],
-        outside=0,
-        called=called,
-        usual=np.empty(0, dtype=np.int64),
+        count=int(work.is_key(lambda key: key[3] == kernel).sum()),
+        steps=[0],
         step_of=np.zeros(len(work.dur_ns), dtype=np.int64),
-        numbers=[0],
+        called=np.ones(num_calls, dtype=bool),
+        after=np.zeros(num_calls, dtype=bool),
     )
 
 
@@ -273,39 +330,18 @@ def calls_of(work: Work, chosen: np.ndarray, count: float) -> dict[str, float]:
     return {name: n / count for name, n in calls_by_name.items() if name}
 
 
-def usual_rows(work: Work, steps: list[np.ndarray]) -> np.ndarray:
-    """The operations (m,) of the first step with the most common number of them, in order of launch."""
-    if not steps:
-        return np.empty(0, dtype=np.int64)
-    usual = Counter(map(len, steps)).most_common(1)[0][0]
-    rows = next(rows for rows in steps if len(rows) == usual)
-    by_launch: np.ndarray = rows[np.argsort(work.launched_ns[rows], kind="stable")]
-    return by_launch
-
-
-def step_times(units: Units) -> dict[str, np.ndarray]:
-    """The totals of each step, as `lab.compare.whole` tests them."""
-    names = {KERNELS: "kernel_sum", SPAN: "span", IDLE: "idle"}
-    return {quantity: units.times_ns[name] for quantity, name in names.items()}
-
-
-def duration_errors(
-    work: Work, units: Units, keys: Sequence[Key], without: np.ndarray
-) -> list[Sample | None]:
+def duration_errors(units: Units, keys: Sequence[Key], without: np.ndarray) -> list[Sample | None]:
     """The time of one call of each key over the steps, but those that `without` (u,) marks; None where fewer
     than MIN_STEPS steps have calls."""
-    names, key_of = work.keys
+    names, key_of = units.work.keys
     index = {key: row for row, key in enumerate(keys)}
     row_of = np.array([index.get(key, -1) for key in names], dtype=np.int64)[key_of]
     counted = (row_of >= 0) & units.chosen
-    cell = row_of[counted] * len(units.numbers) + units.step_of[counted]
-    size = len(keys) * len(units.numbers)
-    calls = np.bincount(cell, minlength=size).reshape(len(keys), len(units.numbers))
-    sums = np.bincount(cell, weights=work.dur_ns[counted], minlength=size).reshape(
-        len(keys), len(units.numbers)
+    shape = len(keys), len(units.steps)
+    cell = row_of[counted] * shape[1] + units.step_of[counted]
+    calls, sums = (
+        np.bincount(cell, weights, minlength=shape[0] * shape[1]).reshape(shape)[:, ~without]
+        for weights in (None, units.work.dur_ns[counted])
     )
-    samples: list[Sample | None] = []
-    for n, ns in zip(calls[:, ~without], sums[:, ~without], strict=True):
-        means = (ns[n > 0] / n[n > 0]).tolist()
-        samples.append(Sample.of(means) if len(means) >= MIN_STEPS else None)
-    return samples
+    means = [ns[n > 0] / n[n > 0] for n, ns in zip(calls, sums, strict=True)]
+    return [Sample.of(ns.tolist()) if len(ns) >= MIN_STEPS else None for ns in means]

@@ -10,12 +10,12 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from typing import Any
 
 import msgspec
 import numpy as np
 
-from lab.core.words import plural
+from lab.core.words import first_few, plural
 from lab.errors import BadDataError
 from lab.stats.effects import holm
 from lab.stats.gate import LEVEL, Decision, decide
@@ -30,10 +30,6 @@ ALARMS = 1 - LEVEL  # of equal pairs of sides, the share that may be called diff
 LEAST_CHANGE = 0.001  # of a total: the clock's ticks and rounding, never a change
 UNEVEN_SHARE, UNEVEN_DEVIATIONS, MAD_TO_SD = 0.05, 8.0, 1.4826
 NAMED_STEPS = 6
-# What a total has of its decision.
-OF_DECISION = (
-    *("outcome", "n_base", "n_head", "level", "change", "low", "high", "detectable", "further", "faster"),
-)
 StepTimes = Mapping[str, np.ndarray]  # of one process: (steps,) ns by quantity, in the order of the steps
 
 
@@ -75,14 +71,9 @@ def judge_totals(
 ) -> list[Total]:
     """Every total that all processes have. `alarms`: of equal sides, the share of which any may be called
     different. Raises BadDataError where a process has no time of a quantity."""
-    processes = [*base, *head]
-    names = [
-        (name, statistic)
-        for name in quantities_of(processes)
-        for statistic in _statistics_of(processes, name)
-    ]
+    names = _names_of([*base, *head])
     limit = max(allowed, LEAST_CHANGE)
-    pairs = [(*values_of(base, head, name, statistic), limit) for name, statistic in names]
+    pairs = [(*values_of(base, head, *name), limit) for name in names]
     for (name, _), (base_ns, head_ns, _) in zip(names, pairs, strict=True):
         if min([*base_ns, *head_ns]) <= 0:
             raise BadDataError(f"a process without any {name}", fix="see lab inspect on each recording")
@@ -96,24 +87,21 @@ def judge_totals(
             statistic=statistic,
             base_ns=geometric_mean(base_ns) - added_ns,
             head_ns=geometric_mean(head_ns) - added_ns,
-            **{field: getattr(decision, field) for field in OF_DECISION},
+            **fields_of(Total, decision),
         )
         total.outcome = total.outcome if total.decides else APART
         totals.append(total)
     return totals
 
 
+def fields_of(kind: type[msgspec.Struct], decision: Decision) -> dict[str, Any]:
+    """What the struct has of its decision."""
+    return {name: value for name, value in vars(decision).items() if name in kind.__struct_fields__}
+
+
 def geometric_mean(times: Sequence[float]) -> float:
     """The mean of the logs, in which times are compared: a change fits what is printed beside it."""
     return float(np.exp(np.log(times).mean()))
-
-
-@dataclass
-class Proven(Decision):
-    """A decision of several: `outcome` is `regression` where all tests together prove it."""
-
-    level: float = LEVEL  # of the interval, which holds for all at once
-    faster: bool = False
 
 
 def decide_all(
@@ -122,14 +110,11 @@ def decide_all(
     *,
     alarms: float,
     ahead: bool = True,
-) -> list[Proven]:
+) -> list[Decision]:
     """Decide each pair of sides with its limit. Proven is what Holm's order proves of those that are counted,
     half of the false alarms for slower, half for faster; excluded is each by itself, because all must be."""
-    level = 1 - alarms / max(sum(counted), 1)
-    decided = [
-        Proven(**vars(decide(*pair, level=level, excluding=1 - alarms, ahead=ahead)), level=level)
-        for pair in pairs
-    ]
+    level = 1 - alarms / max(sum(counted), 1)  # of intervals that hold for all at once
+    decided = [decide(*pair, level=level, excluding=1 - alarms, ahead=ahead) for pair in pairs]
     p_values = [
         (d.p_slower, d.p_faster) if is_counted else (np.nan, np.nan)
         for d, is_counted in zip(decided, counted, strict=True)
@@ -152,20 +137,15 @@ def outcome_of(totals: Sequence[Total]) -> str:
     return "excluded" if outcomes == {"excluded"} else "undecided"
 
 
-def quantities_of(processes: Sequence[StepTimes]) -> list[str]:
-    """Quantities that every process has."""
-    if not processes:
-        return []
-    return [name for name in processes[0] if all(name in process for process in processes)]
-
-
-def _statistics_of(processes: Sequence[StepTimes], name: str) -> list[str]:
-    """Statistics for which every process has enough steps."""
-    steps = min(len(process[name]) for process in processes)
-    statistics = [MEAN]
-    statistics += [MEDIAN] if steps > MEDIAN_STEPS else []
-    statistics += [TAIL] if steps > TAIL_STEPS else []
-    return statistics + ([FIRST] if steps > 1 else [])
+def _names_of(processes: Sequence[StepTimes]) -> list[tuple[str, str]]:
+    """Each quantity that every process has, with the statistics for which all have enough steps."""
+    names = []
+    for name in processes[0] if processes else ():
+        if all(name in process for process in processes):
+            steps = min(len(process[name]) for process in processes)
+            enough = {MEAN: True, MEDIAN: steps > MEDIAN_STEPS, TAIL: steps > TAIL_STEPS, FIRST: steps > 1}
+            names += [(name, statistic) for statistic, is_enough in enough.items() if is_enough]
+    return names
 
 
 def values_of(
@@ -194,18 +174,13 @@ def _busy_ns(base: Sequence[StepTimes]) -> float:
     return float(np.mean([statistic_of(process[SPAN] - process[IDLE], MEAN) for process in base]))
 
 
-def uneven(steps_ns: np.ndarray) -> np.ndarray:
-    """Which steps (n,) are unlike the others: by 5 % of the median, and eight robust deviations."""
-    middle = median(steps_ns)
-    least_ns = max(UNEVEN_SHARE * middle, UNEVEN_DEVIATIONS * MAD_TO_SD * mad(steps_ns))
-    unlike: np.ndarray = np.abs(steps_ns - middle) > least_ns
-    return unlike
-
-
-def excess(steps_ns: np.ndarray) -> tuple[np.ndarray, float]:
-    """Which steps (n,) are unlike the others, and what they add to the mean."""
-    mask = uneven(steps_ns)
-    return mask, float(((steps_ns - median(steps_ns)) * mask).mean())
+def excess(steps_ns: np.ndarray, least_ns: float = 0.0) -> tuple[np.ndarray, float]:
+    """Which steps (n,) are unlike the others, by 5 % of the median, eight robust deviations and `least_ns`,
+    and what they add to the mean."""
+    middle = median(steps_ns)  # unlike steps are what moves a mean
+    limit_ns = max(least_ns, UNEVEN_SHARE * middle, UNEVEN_DEVIATIONS * MAD_TO_SD * mad(steps_ns))
+    mask = np.abs(steps_ns - middle) > limit_ns
+    return mask, float(((steps_ns - middle) * mask).mean())
 
 
 def carried_by_steps(base: Sequence[StepTimes], head: Sequence[StepTimes], name: str) -> str:
@@ -233,17 +208,12 @@ def numbered(steps: Sequence[int]) -> str:
     if len(steps) == 1:
         return f"step {steps[0]}"
     apart = {later - earlier for earlier, later in itertools.pairwise(steps)}
-    spacing = (
-        f", every {_ordinal(apart.pop())}" if len(steps) > 2 and len(apart) == 1 and min(apart) > 1 else ""
-    )
-    listed = ", ".join(map(str, steps[:NAMED_STEPS]))
-    hidden = len(steps) - NAMED_STEPS
-    return f"steps {listed}{f' and {hidden} more' if hidden > 0 else ''}{spacing}"
-
-
-def _ordinal(number: int) -> str:
-    ends = {1: "st", 2: "nd", 3: "rd"}
-    return f"{number}{'th' if 10 < number % 100 < 14 else ends.get(number % 10, 'th')}"
+    listed = f"steps {first_few(list(map(str, steps)), NAMED_STEPS)}"
+    if len(steps) < 3 or len(apart) > 1 or apart == {1}:
+        return listed
+    (spacing,) = apart
+    ends = {} if 10 < spacing % 100 < 14 else {1: "st", 2: "nd", 3: "rd"}
+    return f"{listed}, every {spacing}{ends.get(spacing % 10, 'th')}"
 
 
 def whole_words(totals: Sequence[Total], allowed: float) -> list[str]:
@@ -272,7 +242,8 @@ def whole_words(totals: Sequence[Total], allowed: float) -> list[str]:
 
 def total_words(total: Total) -> str:
     """One line: both values, the change with its interval, and what is proven."""
-    label = f"{total.name}, {total.statistic}: {_ms(total.base_ns)} -> {_ms(total.head_ns)}"
+    times = f"{total.base_ns / 1e6:,.3f} ms -> {total.head_ns / 1e6:,.3f} ms"
+    label = f"{total.name}, {total.statistic}: {times}"
     if total.change is None:
         return label
     of_step = " of the step" if total.name == IDLE else ""
@@ -288,16 +259,10 @@ def total_words(total: Total) -> str:
         "regression": ", slower: proven",
         "unconfirmed": ", slower by the first set, not by the second",
     }.get(total.outcome, ", faster: proven" if total.faster or total.high < 0 else "")
-    visible = f"smallest change that could be seen: {total.detectable:.1%}"
+    line = f"{label}{proven} (smallest change that could be seen: {total.detectable:.1%})"
     if total.outcome != "undecided":
-        return f"{label}{proven} ({visible})."
-    further = (
-        "no number of processes up to 10,000"
-        if total.further is None
-        else plural(total.further, "more process", "more processes")
-    )
-    return f"{label}{proven} ({visible}); {further} per side would decide, if the change stays."
-
-
-def _ms(time_ns: float) -> str:
-    return f"{time_ns / 1e6:,.3f} ms"
+        return f"{line}."
+    further = "no number of processes up to 10,000"
+    if total.further is not None:
+        further = plural(total.further, "more process", "more processes")
+    return f"{line}; {further} per side would decide, if the change stays."

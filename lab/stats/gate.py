@@ -39,6 +39,8 @@ class Decision:
     further: int | None = 0
     p_slower: float = 1.0
     p_faster: float = 1.0
+    level: float = LEVEL  # of the interval
+    faster: bool = False  # proven of several, as `lab.compare.whole.decide_all` does
 
 
 def decide(
@@ -65,7 +67,7 @@ def decide(
     if not (math.isfinite(allowed) and allowed >= 0):
         raise ValueError(f"the allowed slowdown must be a share of 0 or more, got {allowed}")
     fewest = min(len(base_times), len(head_times))
-    decision = Decision(len(base_times), len(head_times), further=max(LEAST - fewest, 0))
+    decision = Decision(len(base_times), len(head_times), further=max(LEAST - fewest, 0), level=level)
     if not fewest:
         return decision
     base_logs, head_logs = np.log(base_times), np.log(head_times)

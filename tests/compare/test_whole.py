@@ -21,11 +21,11 @@ from lab.compare.whole import (
     SPAN,
     TAIL,
     carried_by_steps,
+    excess,
     judge_totals,
     numbered,
     outcome_of,
     statistic_of,
-    uneven,
     whole_words,
 )
 from lab.errors import BadDataError
@@ -163,11 +163,14 @@ def test_which_steps_carry_the_change():
 
 
 def test_a_step_unlike_the_others_is_so_by_its_size_and_by_their_scatter():
-    assert uneven(np.array([10.0, 10.1, 9.9, 10.0, 30.0])).tolist() == [False] * 4 + [True]
-    assert not uneven(np.array([10.0, 12.0, 8.0, 11.0, 9.0])).any()
-    assert [uneven(np.array([100.0] * 9 + [last]))[-1] for last in (104.0, 106.0)] == [False, True]
+    def unlike(*steps):
+        return excess(np.array(steps))[0].tolist()
+
+    assert unlike(10.0, 10.1, 9.9, 10.0, 30.0) == [False] * 4 + [True]
+    assert not any(unlike(10.0, 12.0, 8.0, 11.0, 9.0))
+    assert [unlike(*[100.0] * 9, last)[-1] for last in (104.0, 106.0)] == [False, True]
     scattered = [100.0, 99.0, 101.0] * 4  # a robust deviation of 1.48
-    assert [uneven(np.array([*scattered, last]))[-1] for last in (111.0, 113.0)] == [False, True]
+    assert [unlike(*scattered, last)[-1] for last in (111.0, 113.0)] == [False, True]
     assert numbered([25]) == "step 25" and numbered([1, 2, 4]) == "steps 1, 2, 4"
     assert numbered([1, 4, 7]) == "steps 1, 4, 7, every 3rd"
     assert numbered(range(2, 18, 2)) == "steps 2, 4, 6, 8, 10, 12 and 2 more, every 2nd"

@@ -1,14 +1,10 @@
 """`lab check`: processes of BASE against processes of HEAD, exact figures first, time last.
 
-What all processes of BASE have, and none of HEAD, is exact, once that is too seldom
-for chance: launches, waits, copies, the set of kernels. Then the GPU time of each signature
-(lab.compare.signatures), then the whole (lab.compare.whole). Half of the allowed false alarms is for the
-signatures, half for the whole.
-
-Looking again and again at the full level calls equal sides different. The later a look, the more of the
-false alarms it has: of small changes only the last one knows enough, and large ones show at any level. What a
-set of processes has in common (a state of the machine, their order) may pass for the difference of the sides;
-a second set of as many processes, run afterwards and judged by itself, does not share it.
+Half of the allowed false alarms is for the signatures (lab.compare.signatures), half for the whole
+(lab.compare.whole). Looking again and again at the full level calls equal sides different. The later a look,
+the more of the false alarms it has: of small changes only the last one knows enough, and large ones show at
+any level. What a set of processes has in common (a state of the machine, their order) may pass for the
+difference of the sides; a second set, run afterwards and judged by itself, does not share it.
 """
 
 from __future__ import annotations
@@ -77,8 +73,7 @@ def judge(
             "some processes are recordings of a GPU and others step times: they have no metric in common",
             fix="write the same kind of file on both sides",
         )
-    has_signatures = any(process.signatures_ns for process in (*base, *head))
-    alarms = share * ALARMS / (2 if has_signatures else 1)
+    alarms = share * ALARMS / (2 if any(process.signatures_ns for process in (*base, *head)) else 1)
     times = [process.steps_ns for process in base], [process.steps_ns for process in head]
     totals = judge_totals(*times, max_slowdown, alarms=alarms)
     step_ns = [float(process.steps_ns[SPAN].mean()) for process in base if SPAN in process.steps_ns]
@@ -111,35 +106,30 @@ def judge(
     )
     verdict.outcome = outcome_of(verdict)
     if verdict.outcome != "regression":
-        further, verdict.notes = _from_step_to_step(base, head, max_slowdown, level=1 - ALARMS * share)
-        verdict.doubts += further
+        _judge_periods(verdict, base, head, level=1 - ALARMS * share)
         verdict.outcome = outcome_of(verdict)
     return verdict
 
 
-def _from_step_to_step(
-    base: Sequence[Process], head: Sequence[Process], allowed: float, *, level: float
-) -> tuple[list[str], list[str]]:
-    """The doubt that the time from a step's GPU work to the next one's is longer than allowed, if that is
+def _judge_periods(
+    verdict: Verdict, base: Sequence[Process], head: Sequence[Process], *, level: float
+) -> None:
+    """Add the doubt that the time from a step's GPU work to the next one's is longer than allowed, if that is
     proven; else a note on what could not be seen. Too noisy to be a metric: a data loader shows in it alone.
     """
     base_ns, head_ns = ([process.period_ns for process in side] for side in (base, head))
     if min(*base_ns, *head_ns) <= 0:  # step times of their own, or one step
-        return [], []
-    decision = decide(base_ns, head_ns, allowed, level=level, ahead=False)
-    if decision.low is None or decision.high is None:
-        return [], []
+        return
+    decision = decide(base_ns, head_ns, verdict.max_slowdown, level=level, ahead=False)
     subject = "the time from the beginning of a step's GPU work to that of the next"
     if decision.outcome == "regression":
         interval = f"{100 * level:.4g} % interval {decision.low:+.1%} to {decision.high:+.1%}"
         longer = f"{subject} is longer ({decision.change:+.1%}, {interval})"
-        return [f"{longer}: what runs between steps (a data loader) is in no metric"], []
-    if decision.outcome == "excluded":
-        return [], []
-    visible = f"only changes beyond {decision.detectable:.1%} could be seen"
-    return [], [
-        f"{subject} changed by {decision.change:+.1%}; {visible}, and what runs between steps is in no metric"
-    ]
+        verdict.doubts.append(f"{longer}: what runs between steps (a data loader) is in no metric")
+    elif decision.outcome == "undecided" and decision.low is not None:
+        visible = f"only changes beyond {decision.detectable:.1%} could be seen"
+        change = f"{subject} changed by {decision.change:+.1%}; {visible}"
+        verdict.notes.append(f"{change}, and what runs between steps is in no metric")
 
 
 def judge_folders(base: Path, head: Path, allowed: float) -> Verdict:
@@ -171,28 +161,25 @@ def confirmed(verdict: Verdict, base: Sequence[Process], head: Sequence[Process]
     """The verdict where only that is proven which these processes show as well. Changes `verdict`."""
     times = [process.steps_ns for process in base], [process.steps_ns for process in head]
     limit = max(verdict.max_slowdown, LEAST_CHANGE)
-    proven = 0
     for total in verdict.metrics:
-        if total.outcome == "regression":
-            if _shows(*values_of(*times, total.name, total.statistic), limit):
-                proven += 1
-            else:
-                total.outcome, total.further = UNCONFIRMED, None
-    for signature in list(verdict.signatures.slower) if verdict.signatures else ():
-        base_ns, head_ns = (
-            [process.signatures_ns.get(signature.key, 0.0) for process in side] for side in (base, head)
-        )
-        if _shows(base_ns, head_ns, signature.limit):
-            proven += 1
-        elif verdict.signatures:
-            signature.outcome = UNCONFIRMED
-            verdict.signatures.slower.remove(signature)
-            verdict.signatures.unconfirmed.append(signature)
+        if total.outcome == "regression" and not _shows(
+            *values_of(*times, total.name, total.statistic), limit
+        ):
+            total.outcome, total.further = UNCONFIRMED, None
+    if signatures := verdict.signatures:
+        for slower in signatures.slower:
+            base_ns, head_ns = (
+                [process.signatures_ns.get(slower.key, 0.0) for process in side] for side in (base, head)
+            )
+            if not _shows(base_ns, head_ns, slower.limit):
+                slower.outcome = UNCONFIRMED
+        signatures.unconfirmed += [slower for slower in signatures.slower if slower.outcome == UNCONFIRMED]
+        signatures.slower = [slower for slower in signatures.slower if slower.outcome != UNCONFIRMED]
     verdict.outcome = outcome_of(verdict)
     n = plural(min(len(base), len(head)), "process", "processes")
     verdict.second = (
         f"A second set of {n} per side, judged by itself, agrees"
-        if proven
+        if verdict.outcome == "regression"
         else f"The first set proves a slowdown, a second one of {n} per side does not: not confirmed"
     )
     return verdict
@@ -206,12 +193,9 @@ def _shows(base: Sequence[float], head: Sequence[float], limit: float) -> bool:
 
 
 def exact(base: Sequence[Process], head: Sequence[Process], *, alarms: float) -> tuple[list[str], list[str]]:
-    """Find counts that are equal within each side and differ between them: those too seldom for chance, and
-    the others, with how often that is.
-
-    A count that takes either of two values by chance agrees so in 2^(1 - n) of the checks with n processes in
-    all.
-    """
+    """Find counts that are equal within each side and differ between them: those too seldom for chance,
+    and the others, with how often that is. One that takes either of two values by chance agrees so in 2^(1
+    - n) of the checks with n processes in all."""
     sides = [[process.counts for process in side] for side in (base, head)]
     differing = []
     varied = 0  # counts that are not the same everywhere: as many could agree by chance

@@ -1,8 +1,7 @@
 """`lab check BASE HEAD -- CMD`: both sides in fresh processes, interleaved, until the gate can decide.
 
 The order is B H H B B H H B, so that drift of the machine falls on both. The first process of each side warms
-up and is dropped. The gate looks at 3, 6 and 12 processes per side, and each look has its part of the allowed
-false alarms (check.gate). A check that was stopped begins again with another folder.
+up and is dropped. A check that was stopped begins again with another folder.
 """
 
 from __future__ import annotations
@@ -25,7 +24,7 @@ from lab.compare.check.samples import LOG, Process, processes
 from lab.core.files import exclusive, make_folder, write_atomic
 from lab.core.step import Step
 from lab.core.words import plural
-from lab.engines.docker.client import Nature, ask
+from lab.engines.docker.client import ask
 from lab.engines.docker.host import host_context
 from lab.engines.local.process import guarded
 from lab.errors import BusyError, EngineError, MissingError, UsageError
@@ -57,8 +56,7 @@ def schedule(rounds: int) -> list[tuple[int, str]]:
 def repeat(sides: tuple[Side, Side], command: Sequence[str], out: Path, allowed: float, say: Say) -> Verdict:
     """Run processes until the gate decides or the last look is over; recordings and logs stay in `out`.
 
-    Raises UsageError for no command, BusyError for a folder with earlier recordings or a check that runs,
-    MissingError for a process that fails or records nothing.
+    Raises BusyError for earlier recordings or a check that runs, MissingError for a process that fails.
     """
     if not command:
         raise UsageError(
@@ -256,10 +254,8 @@ def notes(pair: tuple[Side, Side]) -> list[str]:
     texts = []
     if base and base == head:
         texts.append(f"BASE and HEAD are the same commit ({base[:12]}): equal programs are compared")
-    changed = (
-        base and head and _git("status", "--porcelain", "--untracked-files=no", location="this checkout")
-    )
-    if changed:
+    status = ("status", "--porcelain", "--untracked-files=no")
+    if base and head and _git(*status, location="this checkout"):
         texts.append("the checkout has changes that are not committed: they are on neither side")
     return texts
 
@@ -296,10 +292,7 @@ def command_in(
     if cli is None:
         raise EngineError("neither docker nor podman is on PATH", fix="install one: see lab doctor")
     gpus = [gpu for gpu in discover() if gpu.vendor == image.vendor]
-    nature = ask(endpoint_of(os.environ), ENGINE_S) or Nature()
-    host = msgspec.structs.replace(
-        host_context(str(out), gpus), user_mapping=nature.user_mapping, cdi=nature.cdi
-    )
+    host = host_context(str(out), gpus, ask(endpoint_of(os.environ), ENGINE_S))
     spec = container_spec(image, Step(name="check", argv=tuple(words), num_gpus=len(gpus)), gpus, host)
     spec = msgspec.structs.replace(
         spec,

@@ -16,7 +16,7 @@ import msgspec
 import numpy as np
 
 from lab.compare.side import RANK, Key, read_works, recordings_at
-from lab.compare.units import Units, as_a_rule, by_step, step_times
+from lab.compare.units import STEP, Units, as_a_rule, units
 from lab.compare.whole import IDLE, OWN, SPAN, StepTimes
 from lab.errors import BadDataError, MissingError
 
@@ -26,15 +26,14 @@ _TIMES = re.compile(rb'\s*\{\s*"step_ms"\s*:\s*\[')
 _START_BYTES = 4096
 LEAST_BETWEEN_NS = 1000.0
 _MOST_BYTES = 64 << 20
-_MARK = "call profiler.step(), or mark steps with record_function('step_0'), 'step_1', ..."
 _TIMES_FIX = 'write {"step_ms": [12.1, 12.3]}, one time per step'
 
 
 @dataclass(frozen=True)
 class Process:
-    """One process: the times of its steps by quantity; what counts exactly, and the GPU time of each
-    signature, both per step; how many more steps launched nothing. In no total are the GPU time of what is
-    launched between steps, and the time from one step's GPU work to the next's."""
+    """One process; counts and signatures are per step. empty: how many more steps launched nothing. In no
+    total are between_ns, of what is launched between steps, and period_ns, from one step's GPU work to the
+    next's."""
 
     steps_ns: StepTimes
     counts: dict[str, float] = field(default_factory=dict)
@@ -63,14 +62,15 @@ def processes(folder: Path) -> list[Process]:
         raise MissingError("no recording in this folder", location=folder, fix="one recording per process")
     if folder.is_dir():
         _raise_for_lost(folder, files)
-    own_times = {file: times for file in files if (times := _own_times(file)) is not None}
-    runs: dict[str, list[tuple[int | None, Units]]] = defaultdict(list)
+    own_times: list[Process] = []
+    runs: dict[str, list[Units]] = defaultdict(list)
     for file in files:
-        if file not in own_times:
+        if process := _own_times(file):
+            own_times.append(process)
+        else:
             # Paths of the ranks of one run differ in nothing else.
-            run = RANK.sub("", str(file.relative_to(folder))) if file != folder else ""
-            runs[run] += _ranks_of(file)
-    lone_ranks = {ranks[0][0] for ranks in runs.values() if len(ranks) == 1}
+            runs[RANK.sub("", str(file.relative_to(folder)))] += _ranks_of(file)
+    lone_ranks = {ranks[0].work.trace.meta.rank for ranks in runs.values() if len(ranks) == 1}
     known_ranks = sorted(rank for rank in lone_ranks if rank is not None)
     if len(known_ranks) > 1:  # ranks are not samples
         raise BadDataError(
@@ -79,7 +79,7 @@ def processes(folder: Path) -> list[Process]:
             location=folder,
             fix="name them RUN_rank0.json, RUN_rank1.json, or rank0/ and rank1/ in a folder per run",
         )
-    return [*own_times.values(), *(_process([units for _, units in ranks]) for ranks in runs.values())]
+    return [*own_times, *map(_process, runs.values())]
 
 
 def _raise_for_lost(folder: Path, files: Sequence[Path]) -> None:
@@ -95,33 +95,27 @@ def _raise_for_lost(folder: Path, files: Sequence[Path]) -> None:
         )
 
 
-def _ranks_of(file: Path) -> list[tuple[int | None, Units]]:
-    """Each rank of a recording, None where it does not say which, and its steps."""
-    ranks = []
-    for work in read_works(file):
-        if not len(work.steps_ns):
-            raise BadDataError("no step is marked in this recording", location=file, fix=_MARK)
-        if work.torn:
+def _ranks_of(file: Path) -> list[Units]:
+    """The steps of each rank of a recording."""
+    works = read_works(file)
+    for work in works:
+        if len(work.steps_ns) and work.torn:
             problem = f"no sample, because GPU work is missing: {work.torn[0]}"
             raise BadDataError(problem, location=file, fix="record it again")
-        units = by_step(work)
-        if not units.count:
-            raise BadDataError("no step of this recording launched GPU work", location=file, fix=_MARK)
-        ranks.append((work.trace.meta.rank, units))
-    return ranks
+    return [units(work, STEP) for work in works]
 
 
 def _process(ranks: Sequence[Units]) -> Process:
     signatures: dict[Key, float] = {}
     counts: dict[str, float] = {}
-    for units in ranks:
-        for key, (n, ns) in units.sums.items():
+    for rank in ranks:
+        for key, (n, ns) in rank.sums.items():
             # A step waits for its slowest rank, so each signature counts where it takes longest.
             signatures[key] = max(signatures.get(key, 0.0), ns)
             counts[key[3]] = counts.get(key[3], 0.0) + n
-        for name, n in units.calls.items():
+        for name, n in rank.calls.items():
             counts[name] = counts.get(name, 0.0) + n
-    times = [step_times(units) for units in ranks]
+    times = [rank.totals_ns for rank in ranks]
     # Span and idle time are those of the slowest rank; the longest kernel time may be another's.
     slowest = max(times, key=lambda steps: float(steps[SPAN].mean()))
     return Process(
@@ -131,9 +125,9 @@ def _process(ranks: Sequence[Units]) -> Process:
         },
         counts,
         signatures,
-        empty=max(units.empty for units in ranks),
-        between_ns=max(units.between_ns for units in ranks),
-        period_ns=max(as_a_rule(units.period_ns) if len(units.period_ns) else 0.0 for units in ranks),
+        empty=max(rank.empty for rank in ranks),
+        between_ns=max(rank.between_ns for rank in ranks),
+        period_ns=max(as_a_rule(rank.period_ns) if len(rank.period_ns) else 0.0 for rank in ranks),
     )
 
 
@@ -163,7 +157,7 @@ def doubts(base: Sequence[Process], head: Sequence[Process], allowed: float) -> 
             f"BASE has {len(base)} and HEAD {len(head)} processes: if some failed, the rest is not fair"
         )
     numbers = [sorted({process.steps for process in side}) for side in (base, head)]
-    if numbers[0] != numbers[1] or any(len(side) > 1 for side in numbers):
+    if numbers[0] != numbers[1] or len(numbers[0]) > 1:
         base_steps, head_steps = (
             " or ".join(map(str, side)) if len(side) < 4 else f"{side[0]} to {side[-1]}" for side in numbers
         )

@@ -57,15 +57,14 @@ class Differs(msgspec.Struct, kw_only=True):
 
 def differences(a: Side, b: Side) -> list[Differs]:
     """Sorted by source. Whatever neither side says is not here: it was not compared."""
-    differing = []
     readers = {"recording": _of_recording, "manifest": _of_run, "environment": _of_environment}
-    for source, read in readers.items():
-        of_a, of_b = read(a), read(b)
-        for name in {**of_a, **of_b}:
-            a_text, b_text = of_a.get(name, ""), of_b.get(name, "")
-            if a_text != b_text:
-                differing.append(Differs(name=name, a=a_text, b=b_text, source=source))
-    return differing
+    sides = {source: (read(a), read(b)) for source, read in readers.items()}
+    return [
+        Differs(name=name, a=of_a.get(name, ""), b=of_b.get(name, ""), source=source)
+        for source, (of_a, of_b) in sides.items()
+        for name in {**of_a, **of_b}
+        if of_a.get(name, "") != of_b.get(name, "")
+    ]
 
 
 def unknown(a: Side, b: Side) -> list[str]:
@@ -78,12 +77,10 @@ def unknown(a: Side, b: Side) -> list[str]:
 def _of_recording(side: Side) -> dict[str, str]:
     texts: dict[str, str] = {}
     for name in _META:
-        values: dict[str, None] = {}
-        for work in side.ranks.values():
-            value = getattr(work.trace.meta, name)
-            parts = value if isinstance(value, tuple) else (value,)
-            values[", ".join(str(part) for part in dict.fromkeys(parts) if part not in (None, ""))] = None
-        texts[name.replace("_", " ")] = ", ".join(filter(None, values))
+        values = [getattr(work.trace.meta, name) for work in side.ranks.values()]
+        parts = [dict.fromkeys(value if isinstance(value, tuple) else (value,)) for value in values]
+        of_ranks = [", ".join(str(part) for part in of_rank if part not in (None, "")) for of_rank in parts]
+        texts[name.replace("_", " ")] = ", ".join(filter(None, dict.fromkeys(of_ranks)))
     texts["ranks"] = ", ".join(map(str, sorted({rank for _, rank in side.ranks})))
     return {name: text for name, text in texts.items() if text}
 
@@ -122,32 +119,33 @@ def _flat(value: Any, above: str = "") -> Iterator[tuple[str, str]]:
         yield above, str(value)[:500]
 
 
-def notes(a: Work, b: Work, of_a: Units, of_b: Units) -> list[str]:
+def notes(a: Units, b: Units) -> list[str]:
     """Notes on the limits of the recordings, their steps, and the calls."""
-    sides = (("A", a, of_a), ("B", b, of_b))
-    texts = [f"{side}: {text}" for side, work, units in sides for text in _of_side(work, units)]
-    texts += [f"{side} records no API calls: they are not compared" for side, _, of in sides if not of.calls]
-    if a.trace.meta.vendor != b.trace.meta.vendor:
+    sides = (("A", a), ("B", b))
+    texts = [f"{side}: {text}" for side, units in sides for text in _of_side(units)]
+    texts += [f"{side} records no API calls: they are not compared" for side, of in sides if not of.calls]
+    if a.work.trace.meta.vendor != b.work.trace.meta.vendor:
         texts.append("GPUs of two vendors: API calls are listed (-o, --json), none is named")
-    elif a.plain and of_a.calls and of_b.calls and of_a.calls.keys() != of_b.calls.keys():
+    elif a.work.plain and a.calls and b.calls and a.calls.keys() != b.calls.keys():
         texts.append(
             "recorded by two tools: of API functions that only one side has, waits alone are named; all are "
             "listed (-o, --json)"
         )
-    if (longest := max(len(of_a.sequence), len(of_b.sequence))) > MOST:
+    if (longest := max(len(a.sequence), len(b.sequence))) > MOST:
         texts.append(
             f"a step has {longest:,} GPU operations, more than {MOST:,}: ops that replaced others are not "
             "joined, and timelines are left out"
         )
-    if of_a.unit != "step":
-        return [*texts, without_steps(a, b)]
-    single = [side for side, _, units in sides if units.count < 2]
+    if not a.is_step:
+        return [*texts, without_steps(a.work, b.work)]
+    single = [side for side, units in sides if units.count < 2]
     if single:
         texts.append(f"{' and '.join(single)}: one step only, so how much steps vary is not known")
     return texts
 
 
-def _of_side(work: Work, units: Units) -> Iterator[str]:
+def _of_side(units: Units) -> Iterator[str]:
+    work = units.work
     unlinked = int((~work.has_op).sum())
     if unlinked and "op" not in work.drop:
         total = plural(len(work.dur_ns), "GPU operation")

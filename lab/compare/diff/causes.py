@@ -8,8 +8,8 @@ Where one step of eight is slow, every row has changed a little, and none is the
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from statistics import median
+from typing import NamedTuple
 
 import numpy as np
 
@@ -32,9 +32,8 @@ from lab.compare.diff.judge import (
     judge_rows,
     unlike_steps,
 )
-from lab.compare.diff.split import Row, split
-from lab.compare.side import Work
-from lab.compare.units import Sums, Units, sums_of
+from lab.compare.diff.split import SHARED, Row, split
+from lab.compare.units import Sums, Units
 from lab.compare.whole import KERNELS, LEAST_CHANGE, Total
 from lab.core.words import plural
 
@@ -47,35 +46,32 @@ CLOCKS = ("clock", "power", "throttle", "temperature")  # what may stand behind 
 
 
 def judged(
-    works: tuple[Work, Work], sides: tuple[list[Units], list[Units]], totals: Sequence[Total]
+    sides: tuple[list[Units], list[Units]], totals: Sequence[Total]
 ) -> tuple[list[Row], list[Finding], float]:
     """The rows of the change with their confidence, the causes of the whole that take rows' places, and the
-    floor."""
-    of_a, of_b = sides[0][0], sides[1][0]
-    edge, floor_ns = edge_of(of_a, of_b), floor_ns_of(of_a, of_b)
+    floor. sides: the processes of A and of B."""
+    a, b = sides[0][0], sides[1][0]
+    edge, floor_ns = edge_of(a, b), floor_ns_of(a, b)
     causes = []
-    rows = usual_rows = split(of_a.sums, of_b.sums)
-    masks = [np.zeros(len(units.numbers), dtype=bool) for units in (of_a, of_b)]
-    steps = unlike_steps(of_a, of_b)
-    if steps:  # rows are judged by the other steps
-        causes.append(Finding(text=steps.text, ns=steps.ns, kind="steps", confidence=ONE_PAIR))
-        masks = list(steps.masks)
-        usual_rows = split(_without(works[0], of_a, masks[0]), _without(works[1], of_b, masks[1]))
+    rows = usual_rows = split(a.sums, b.sums)
+    steps = unlike_steps(a, b)
+    if steps.text:  # rows are judged by the other steps
+        causes.append(Finding(text=steps.text, ns=steps.ns, kind="steps"))
+        usual_rows = split(a.sums_without(steps.masks[0]), b.sums_without(steps.masks[1]))
         judge_rows(rows, edge, floor_ns)
     floor = judge_rows(usual_rows, edge, floor_ns)
-    if of_a.unit == "step":
-        judge_by_steps(usual_rows, works, (of_a, of_b), masks)
+    if a.is_step:
+        judge_by_steps(usual_rows, (a, b), steps.masks)
     if enough_processes(*sides):
         judge_by_repeats(rows, *sides)
-    usual_of = {_identity(row): row for row in usual_rows}
-    pairs = [(row, usual_of.get(_identity(row), row)) for row in rows]
-    durations = [pair for pair in pairs if pair[0].kind == "same_kernel_duration"]
-    for row, usual in durations if steps else ():
+    usual_of = {(row.kind, row.keys): row for row in usual_rows}
+    durations = [(row, usual_of.get((row.kind, row.keys), row)) for row in rows if row.kind == SHARED]
+    for row, usual in durations if steps.text else ():
         if usual is row or usual.confidence not in NAMED:
             row.confidence = BELOW if usual is row else usual.confidence
     if factor := _factor(sides, usual_rows, totals):
         finding, share = factor
-        if steps and finding.confidence == ONE_PAIR:
+        if finding.confidence == ONE_PAIR:
             finding.ns = (finding.ns or 0.0) - steps.ns
         causes.append(finding)
         for row, usual in durations:  # what the factor explains has no finding of its own
@@ -86,17 +82,6 @@ def judged(
     return rows, causes, floor
 
 
-def _without(work: Work, units: Units, mask: np.ndarray) -> Sums:
-    """Calls and ns per unit of the units that the mask (u,) leaves."""
-    chosen = units.chosen
-    chosen[chosen] = ~mask[units.step_of[chosen]]
-    return sums_of(work, chosen, int((~mask).sum()))
-
-
-def _identity(row: Row) -> tuple[str, str, str, str | None, str]:
-    return (row.op, row.dims, row.types, row.kernel_a, row.kind)
-
-
 def _factor(
     sides: tuple[list[Units], list[Units]], rows: Sequence[Row], totals: Sequence[Total]
 ) -> tuple[Finding, float] | None:
@@ -105,41 +90,38 @@ def _factor(
     a_ns, b_ns = (side[0].mean_ns("kernel_sum") for side in sides)
     if not b_ns:  # no durations
         return None
-    if not enough_processes(*sides):
-        factor = common_factor(rows, a_ns)
-        return (factor.finding(b_ns - a_ns, ONE_PAIR), factor.share) if factor else None
-    total = next((total for total in totals if total.name == KERNELS and total.differs), None)
-    if not total or total.change is None:
+    ns, floor_share, least_share, confidence, proof = b_ns - a_ns, FLOOR_SHARE, 0.0, ONE_PAIR, ""
+    if enough_processes(*sides):
+        total = next((total for total in totals if total.name == KERNELS and total.differs), None)
+        if not total or total.change is None:
+            return None
+        rows, floor_share, confidence = split(*map(_mean_sums, sides)), LEAST_CHANGE, PROVEN
+        ns, interval = total.head_ns - total.base_ns, f"{total.low:+.2%} to {total.high:+.2%}"
+        over = f"{total.n_base} and {total.n_head} processes"
+        proof = f"; kernel time {total.change:+.2%} ({interval}) over {over}"
+        # With less than half of the change some rows are the change, and not all kernels.
+        least_share = FACTOR_PART * abs(total.change)
+    factor = common_factor(rows, a_ns, floor_share=floor_share)
+    if not factor or abs(factor.share) < least_share:
         return None
-    factor = common_factor(split(*map(_mean_sums, sides)), a_ns, floor_share=LEAST_CHANGE)
-    # With less than half of the change some rows are the change, and not all kernels.
-    if not factor or abs(factor.share) < FACTOR_PART * abs(total.change):
-        return None
-    interval = f"{total.low:+.2%} to {total.high:+.2%}"
-    over = f"{total.n_base} and {total.n_head} processes"
-    text = f"; kernel time {total.change:+.2%} ({interval}) over {over}"
-    return factor.finding(total.head_ns - total.base_ns, PROVEN, text), factor.share
+    kernels = plural(factor.of_rows, "kernel")
+    text = f"one factor on all kernels: {factor.share:+.1%}, in {factor.rows} of {kernels} alike{proof}"
+    return Finding(text=text, ns=ns, kind="factor", confidence=confidence), factor.share
 
 
-@dataclass(frozen=True)
-class Factor:
+class Factor(NamedTuple):
     """One factor on all kernels: its share (0.05 is 5 % longer), and how many of the kernels have it."""
 
     share: float
     rows: int
     of_rows: int
 
-    def finding(self, ns: float, confidence: str, further: str = "") -> Finding:
-        kernels = plural(self.of_rows, "kernel")
-        text = f"one factor on all kernels: {self.share:+.1%}, in {self.rows} of {kernels} alike{further}"
-        return Finding(text=text, ns=ns, kind="factor", confidence=confidence)
-
 
 def common_factor(
     rows: Sequence[Row], kernel_ns: float, *, floor_share: float = FLOOR_SHARE
 ) -> Factor | None:
     """The factor that nearly all kernels share, if it is beyond `floor_share`. kernel_ns: A's kernel time."""
-    shared = [row for row in rows if row.kind == "same_kernel_duration" and row.ns_a >= LONG_NS]
+    shared = [row for row in rows if row.kind == SHARED and row.ns_a >= LONG_NS]
     time_ns = sum(row.ns_a for row in shared)
     if len(shared) < FACTOR_ROWS or time_ns < COVERED_TIME * kernel_ns:
         return None
@@ -190,4 +172,4 @@ def phase_alone(groups: Sequence[Group], rows: Sequence[Row], floor_ns: float) -
     other_ns = sum(group.ns_a for group in other_groups)
     other_share = sum(group.change_ns for group in other_groups) / other_ns if other_ns else 0.0
     text = f"the phase {largest.key} alone: kernel time {share:+.1%}, the other phases {other_share:+.1%}"
-    return Finding(text=text, ns=largest.change_ns, kind="phase", confidence=ONE_PAIR)
+    return Finding(text=text, ns=largest.change_ns, kind="phase")

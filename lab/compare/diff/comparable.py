@@ -1,14 +1,14 @@
 """Whether two recordings are of the same work, axis by axis, and how much of an operation both sides know.
 
-What is absent on either side is `not compared`, never equal. Without ops, or without shapes, on one side
-every operation would be gone there and new here; and nsys writes the names of kernels in another way than
-torch.profiler, and every tool those of copies. So both sides are compared as far as both go.
+What is absent on either side is `not compared`, never equal. Both sides are compared as far as both go:
+without ops on one side every operation would be gone there and new here, and tools write kernels' names in
+other ways.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import replace
 
 import msgspec
@@ -35,8 +35,11 @@ class Axis(msgspec.Struct, kw_only=True):
     share: float | None = None
 
 
-def at_common_detail(a: Work, b: Work) -> tuple[Work, Work, list[str]]:
-    """Both sides as far as both go, and what was left out of the comparison."""
+def at_common_detail(
+    of_a: Sequence[Work], of_b: Sequence[Work]
+) -> tuple[tuple[list[Work], list[Work]], list[str]]:
+    """The processes of both sides as far as the first of both go, and what was left out of the comparison."""
+    a, b = of_a[0], of_b[0]
     notes = []
     ops = [_share(work.has_op) for work in (a, b)]
     shapes = [_share(work.is_key(lambda key: bool(key[1]))[work.has_op]) for work in (a, b)]
@@ -53,9 +56,11 @@ def at_common_detail(a: Work, b: Work) -> tuple[Work, Work, list[str]]:
     plain = _is_nsys_style(a) != _is_nsys_style(b) or (all(tools) and tools[0] != tools[1])
     if plain:
         notes.append("kernels' names are written in two ways: compared without arguments and casts")
-    if not drop and not plain:
-        return a, b, notes
-    return replace(a, drop=drop, plain=plain), replace(b, drop=drop, plain=plain), notes
+    sides = [*of_a], [*of_b]
+    if drop or plain:
+        for side in sides:
+            side[:] = [replace(work, drop=drop, plain=plain) for work in side]
+    return sides, notes
 
 
 def unlike_edges(a: Work, b: Work) -> list[str]:
@@ -90,27 +95,36 @@ def _is_nsys_style(work: Work) -> bool:
     return any(_OF_NSYS.search(key[3]) for key in work.keys[0])
 
 
-def axes_of(a: Work, b: Work, of_a: Units, of_b: Units) -> list[Axis]:
+def axes_of(a: Units, b: Units) -> list[Axis]:
     """World, rank, board, shapes, types, grids and blocks of both sides."""
-    metas = a.trace.meta, b.trace.meta
-    return [
-        _said("world size", *(_text(meta.world_size) for meta in metas)),
-        _said("rank", *(_text(meta.rank) for meta in metas)),
-        _said("board", *(", ".join(dict.fromkeys(filter(None, meta.devices))) for meta in metas)),
-        _by_keys("shapes", of_a, of_b, lambda key: key[:2] if key[0] and key[1] else None),
-        _by_keys("types", of_a, of_b, lambda key: (key[0], key[2]) if key[0] and key[2] else None),
-        _by_launch("grids", a, b, of_a, of_b, ("grid_x", "grid_y", "grid_z")),
-        _by_launch("blocks", a, b, of_a, of_b, ("block_x", "block_y", "block_z")),
-    ]
-
-
-def _text(number: int | None) -> str:
-    return "" if number is None else str(number)
-
-
-def _said(name: str, a: str, b: str) -> Axis:
-    state = NOT_COMPARED if not a or not b else SAME if a == b else DIFFERS
-    return Axis(name=name, state=state, a=a, b=b)
+    metas = a.work.trace.meta, b.work.trace.meta
+    recorded: dict[str, list[int | None] | list[str]] = {
+        "world size": [meta.world_size for meta in metas],
+        "rank": [meta.rank for meta in metas],
+        "board": [", ".join(dict.fromkeys(filter(None, meta.devices))) for meta in metas],
+    }
+    details: dict[str, Detail] = {
+        "shapes": lambda key: key[:2] if key[0] and key[1] else None,
+        "types": lambda key: (key[0], key[2]) if key[0] and key[2] else None,
+    }
+    axes = []
+    for name, sides in recorded.items():
+        texts = ["" if side is None else str(side) for side in sides]
+        state = NOT_COMPARED if "" in texts else SAME if texts[0] == texts[1] else DIFFERS
+        axes.append(Axis(name=name, state=state, a=texts[0], b=texts[1]))
+    for name, detail in details.items():
+        is_recorded = [any(map(detail, units.sums)) for units in (a, b)]
+        axes.append(_measured(name, is_recorded, common_share(a, b, detail) if all(is_recorded) else None))
+    for name in ("grid", "block"):
+        launches = [_launches(units, name) for units in (a, b)]
+        common = [key for key in launches[0] if key in launches[1]]
+        share = None
+        if common and a.work.trace.collector == b.work.trace.collector:  # two tools may count in two ways
+            total_ns = sum(a.sums[key][1] for key in common)
+            equal_ns = sum(a.sums[key][1] for key in common if launches[0][key] == launches[1][key])
+            share = equal_ns / total_ns if total_ns else 1.0
+        axes.append(_measured(f"{name}s", list(map(bool, launches)), share))
+    return axes
 
 
 def _measured(name: str, is_recorded: list[bool], share: float | None) -> Axis:
@@ -120,30 +134,11 @@ def _measured(name: str, is_recorded: list[bool], share: float | None) -> Axis:
     return Axis(name=name, state=state, a=a, b=b, share=share)
 
 
-def _by_keys(name: str, a: Units, b: Units, detail: Detail) -> Axis:
-    is_recorded = [any(map(detail, units.sums)) for units in (a, b)]
-    return _measured(name, is_recorded, common_share(a, b, detail) if all(is_recorded) else None)
-
-
-def _by_launch(name: str, a: Work, b: Work, of_a: Units, of_b: Units, columns: tuple[str, str, str]) -> Axis:
-    """Compare launch dimensions of kernels that both sides have; two tools may count a grid in two ways."""
-    sides = [_launches(work, units, columns) for work, units in ((a, of_a), (b, of_b))]
-    common = sides[0].keys() & sides[1].keys()
-    share = None
-    if common and a.trace.collector == b.trace.collector:
-        total_ns = sum(of_a.sums[key][1] for key in common)
-        equal_ns = sum(of_a.sums[key][1] for key in common if sides[0][key] == sides[1][key])
-        share = equal_ns / total_ns if total_ns else 1.0
-    return _measured(name, [bool(side) for side in sides], share)
-
-
-def _launches(
-    work: Work, units: Units, columns: tuple[str, str, str]
-) -> dict[Key, frozenset[tuple[int, ...]]]:
-    """The distinct launch dimensions of each key, of those where all are recorded."""
-    names, key_of = work.keys
+def _launches(units: Units, name: str) -> dict[Key, frozenset[tuple[int, ...]]]:
+    """The distinct grids or blocks of each key, of those where all are recorded."""
+    (names, key_of), ops = units.work.keys, units.work.ops
     rows = np.flatnonzero(units.chosen)
-    sizes = np.stack([key_of[rows], *(getattr(work.ops, column)[rows] for column in columns)], axis=1)
+    sizes = np.stack([key_of[rows], *(getattr(ops, f"{name}_{axis}")[rows] for axis in "xyz")], axis=1)
     launches: dict[Key, set[tuple[int, ...]]] = {}
     for index, *dims in np.unique(sizes, axis=0).tolist() if len(sizes) else ():
         launches.setdefault(names[index], set()).add(tuple(dims))
@@ -161,41 +156,37 @@ def incomparable(axes: list[Axis], a: Units, b: Units) -> str:
         return f"{sides[0]} on A and {sides[1]} on B: not one rank's change"
     if reason := _other_work(a, b):
         return reason
-    if _below(by_name["types"]):
-        return f"only {by_name['types'].share:.0%} of the GPU time is in ops of types that both have"
-    if by_name["shapes"].state == NOT_COMPARED:
-        for axis in (by_name["grids"], by_name["blocks"]):
-            if _below(axis):
-                differing = f"{axis.name} differ for {1 - (axis.share or 0.0):.0%} of their GPU time"
-                return (
-                    f"shapes were not recorded, and of the kernels that both have {differing}: "
-                    "another batch, sequence length or model"
-                )
+    below = {axis.name: axis.share for axis in axes if axis.share is not None and axis.share < COMMON}
+    if "types" in below:
+        return f"only {below['types']:.0%} of the GPU time is in ops of types that both have"
+    for name in ("grids", "blocks"):
+        if name in below and by_name["shapes"].state == NOT_COMPARED:
+            differing = f"{name} differ for {1 - below[name]:.0%} of their GPU time"
+            return (
+                f"shapes were not recorded, and of the kernels that both have {differing}: "
+                "another batch, sequence length or model"
+            )
     return ""
-
-
-def _below(axis: Axis) -> bool:
-    return axis.share is not None and axis.share < COMMON
 
 
 def _other_work(a: Units, b: Units) -> str:
     if not all(any(key[0] for key in units.sums) for units in (a, b)):
-        share = common_share(a, b, lambda key: key[3])
-        if share >= COMMON:
+        if (share := common_share(a, b, lambda key: key[3])) >= COMMON:
             return ""
-        return (
-            f"only {100 * share:.0f} % of the GPU time is in kernels of a name that both have, and no op is "
-            "known on one side: another kernel cannot be told from another program"
+        problem = (
+            "in kernels of a name that both have, and no op is known on one side: another kernel cannot be "
+            "told from another program"
         )
-    share = common_share(a, b, lambda key: key[:2] if key[0] else None)
-    if share >= COMMON:
+    elif (share := common_share(a, b, lambda key: key[:2] if key[0] else None)) >= COMMON:
         return ""
-    if common_share(a, b, lambda key: key[0] or None) >= COMMON:
-        return (
-            f"only {100 * share:.0f} % of the GPU time is in ops of shapes that both have: another batch, "
-            "sequence length or model, or shapes were recorded on one side only"
+    elif common_share(a, b, lambda key: key[0] or None) >= COMMON:
+        problem = (
+            "in ops of shapes that both have: another batch, sequence length or model, or shapes were "
+            "recorded on one side only"
         )
-    return f"only {100 * share:.0f} % of the GPU time is in ops that both have: these are different programs"
+    else:
+        problem = "in ops that both have: these are different programs"
+    return f"only {100 * share:.0f} % of the GPU time is {problem}"
 
 
 def without_times(a: Units, b: Units) -> str:

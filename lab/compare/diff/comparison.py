@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 
@@ -27,18 +27,17 @@ from lab.compare.diff.findings import (
     Finding,
     calls,
     evidence_of,
-    files,
+    file_of,
     findings,
     of_whole,
-    unnamed,
 )
 from lab.compare.diff.groups import Group, Placed, by_key, by_module, by_phase, limits, placed
 from lab.compare.diff.judge import BELOW, EXACT, FLOOR_SHARE, enough_processes, floor_ns_of
 from lab.compare.diff.split import Block, Row, common, parts_of, replaced
-from lab.compare.side import Side, Work, is_wait, place_text, read_side
-from lab.compare.units import TIMES, Units, step_times, times_of, unit_of, units
+from lab.compare.side import Side, Work, place_text, read_side
+from lab.compare.units import TIMES, Units, times_of, unit_of, units
 from lab.compare.whole import ALARMS, Total, judge_totals
-from lab.errors import BadDataError, MissingError, UsageError
+from lab.errors import MissingError, UsageError
 from lab.stats.gate import LEAST
 
 SLOWEST = 0.01  # ranks whose steps take as long, within this share, wait for the one with the most own time
@@ -142,19 +141,17 @@ def _changed_itself(rank: Comparison) -> bool:
 
 @dataclass(frozen=True)
 class Pair:
-    """One rank of both sides with its units, None without a unit; `comparison` says what changed."""
+    """One rank of both sides, without `units` where none can be compared; `comparison` says what changed."""
 
-    a: Work
-    b: Work
-    of_a: Units | None
-    of_b: Units | None
+    units: tuple[Units, Units] | None
     comparison: Comparison
 
     @cached_property
     def placed(self) -> tuple[Placed, Placed]:
         """Both with the place of each operation in the program."""
-        assert self.of_a is not None and self.of_b is not None
-        return placed(self.a, self.of_a), placed(self.b, self.of_b)
+        assert self.units is not None
+        a, b = map(placed, self.units)
+        return a, b
 
 
 @dataclass(frozen=True)
@@ -216,19 +213,20 @@ def compare_sides(
         add_clocks(comparison.findings, difference.around)
     _detail(shown, by, evidence)
     if evidence:
-        for name, side in zip("AB", sides, strict=True):
-            difference.files += files(name, [side.ranks[rank] for rank in ranks])
+        of_ranks = [
+            (name, side.ranks[rank]) for name, side in zip("AB", sides, strict=True) for rank in ranks
+        ]
+        difference.files = [file_of(*of_rank) for of_rank in of_ranks]
     return Compared(difference, shown)
 
 
 def _common_ranks(a: Side, b: Side) -> list[tuple[str, int]]:
-    ranks = sorted(a.ranks.keys() & b.ranks.keys())
-    if not ranks:
-        had = " and ".join(
-            f"{side.path.name} has {', '.join(map(place_text, sorted(side.ranks)[:8]))}" for side in (a, b)
-        )
-        raise MissingError(f"no rank is on both sides: {had}", fix="name recordings of the same ranks")
-    return ranks
+    if ranks := sorted(a.ranks.keys() & b.ranks.keys()):
+        return ranks
+    had = [f"{side.path.name} has {', '.join(map(place_text, sorted(side.ranks)[:8]))}" for side in (a, b)]
+    raise MissingError(
+        f"no rank is on both sides: {' and '.join(had)}", fix="name recordings of the same ranks"
+    )
 
 
 def _compare_rank(rank: tuple[str, int], sides: tuple[Side, Side], repeats: Sequence[Sequence[Side]]) -> Pair:
@@ -280,7 +278,7 @@ def _slowest(times: Mapping[int, Mapping[str, float]]) -> int | None:
 
 def _detail(pair: Pair, by: Sequence[str], evidence: bool) -> None:
     """What only the shown rank has: groups, the phase that changed alone, and evidence."""
-    if pair.of_a is None or pair.of_b is None:
+    if pair.units is None:
         return
     comparison = pair.comparison
     phases = by_phase(*pair.placed) if "phase" in by or len(comparison.findings) > 2 else []
@@ -288,18 +286,16 @@ def _detail(pair: Pair, by: Sequence[str], evidence: bool) -> None:
         comparison.findings.insert(sum(finding.kind in WHOLE for finding in comparison.findings), cause)
     for name in by:
         if name in ("op", "kernel"):
-            comparison.groups[name] = by_key(name, pair.of_a, pair.of_b)
+            comparison.groups[name] = by_key(name, *pair.units)
         else:
             comparison.groups[name] = phases if name == "phase" else by_module(*pair.placed)
     if {"phase", "module"} & set(by):
         comparison.notes += limits(*pair.placed)
         _locate(pair)
     for finding in comparison.findings if evidence else ():
-        for number, work, units_of in ((0, pair.a, pair.of_a), (1, pair.b, pair.of_b)):
-            keys = [comparison.rows[index].keys[number] for index in finding.rows]
-            finding.evidence += evidence_of(
-                "AB"[number], work, units_of, keys=keys, call=finding.call, idle=finding.kind == "idle"
-            )
+        rows = [comparison.rows[index] for index in finding.rows]
+        for number, units_of in enumerate(pair.units):
+            finding.evidence += evidence_of(number, units_of, finding, rows)
 
 
 def _locate(pair: Pair) -> None:
@@ -320,108 +316,97 @@ def _locate(pair: Pair) -> None:
             around = []
             for number, side in enumerate(sides):
                 wanted = {row.keys[number] for row in rows}
-                is_of_rows = side.work.is_key(wanted.__contains__) & side.units.chosen
+                is_of_rows = side.units.work.is_key(wanted.__contains__) & side.units.chosen
                 around += side.paths_of(np.flatnonzero(is_of_rows))
             finding.module_path = " / ".join(common(around))
 
 
 def compare_pair(a: Work, b: Work, repeats_a: Sequence[Work] = (), repeats_b: Sequence[Work] = ()) -> Pair:
     """One rank of A and of B, with further processes of both."""
-    a, b, coarse = at_common_detail(a, b)
-    if a.drop or a.plain:
-        repeats_a, repeats_b = (
-            [replace(work, drop=a.drop, plain=a.plain) for work in side] for side in (repeats_a, repeats_b)
-        )
-    unit = unit_of(a, b)
+    sides, coarse = at_common_detail([a, *repeats_a], [b, *repeats_b])
+    unit = unit_of(sides[0][0], sides[1][0])
     if unit is None:
-        return Pair(a, b, None, None, _without_unit(a, b))
-    of_a, of_b = units(a, unit), units(b, unit)
-    if not of_a.count or not of_b.count:
-        raise BadDataError("a step without any GPU operation", location=a.trace.source, fix="see lab inspect")
-    sides = (
-        [of_a, *(units(work, unit) for work in repeats_a)],
-        [of_b, *(units(work, unit) for work in repeats_b)],
-    )
-    _raise_for_copies([a, b, *repeats_a, *repeats_b], [of_a, of_b, *sides[0][1:], *sides[1][1:]])
-    timeless = without_times(of_a, of_b)
-    times = [[step_times(units_of) for units_of in side] for side in sides]
+        return Pair(None, _without_unit(a, b))
+    of_a, of_b = ([units(work, unit) for work in side] for side in sides)
+    _raise_for_copies([of_a[0], of_b[0], *of_a[1:], *of_b[1:]])
+    comparison = _compared(of_a, of_b)
+    comparison.notes = [*coarse, *comparison.notes]
+    return Pair((of_a[0], of_b[0]), comparison)
+
+
+def _compared(of_a: list[Units], of_b: list[Units]) -> Comparison:
+    """The first process of each side compared; further ones prove what changed."""
+    a, b = of_a[0], of_b[0]
+    timeless = without_times(a, b)
+    axes = axes_of(a, b)
+    other_work = incomparable(axes, a, b)
+    times_a, times_b = ([process.totals_ns for process in side] for side in (of_a, of_b))
     # Half of the allowed false alarms is for the totals, as in the gate.
-    totals = [] if timeless else judge_totals(times[0], times[1], alarms=ALARMS / 2)
-    rows, causes, floor = judged((a, b), sides, totals)
+    totals = [] if timeless else judge_totals(times_a, times_b, alarms=ALARMS / 2)
+    rows, causes, floor = judged((of_a, of_b), totals)
     if timeless:
         causes = []
         for row in rows:
             row.confidence = row.confidence if row.kind in EXACT else BELOW
-    axes = axes_of(a, b, of_a, of_b)
-    other_work = incomparable(axes, of_a, of_b)
-    blocks = replaced(of_a.sequence, of_b.sequence, rows)
-    over_repeats = totals if enough_processes(*sides) else []
-    named = [
-        finding
-        for finding in findings(rows, blocks, of_a, of_b, over_repeats)
-        if finding.kind != "api" or _is_of_program(finding.call, a, b, of_a, of_b)
-    ]
-    change = {name: of_b.mean_ns(name) - of_a.mean_ns(name) for name in TIMES}
+    blocks = replaced(a.sequence, b.sequence, rows)
+    over_repeats = totals if enough_processes(of_a, of_b) else []
+    named, unnamed = findings(rows, blocks, a, b, over_repeats)
+    means = [{f"{name}_ns": side.mean_ns(name) for name in TIMES} for side in (a, b)]
+    change = {name: means[1][name] - means[0][name] for name in means[0] if name != "kernel_sum_ns"}
     parts = parts_of(rows)
-    comparison = Comparison(
+    kernel_ns = sum(parts.values())
+    return Comparison(
         comparable=not (other_work or timeless),
         reason=other_work or timeless,
-        rank=a.rank,
-        unit=of_a.unit,
-        units_a=of_a.count,
-        units_b=of_b.count,
-        delta_kernel_ns=sum(parts.values()),
+        rank=a.work.rank,
+        unit=a.unit,
+        units_a=a.count,
+        units_b=b.count,
+        delta_kernel_ns=kernel_ns,
         parts=parts,
-        **{f"{name}_ns": change[name] for name in TIMES if name != "kernel_sum"},  # type: ignore[arg-type]
-        residual_ns=change["span"] - (sum(parts.values()) - change["overlap"] + change["idle"]),
-        a={f"{name}_ns": of_a.mean_ns(name) for name in TIMES},
-        b={f"{name}_ns": of_b.mean_ns(name) for name in TIMES},
+        **change,  # type: ignore[arg-type]
+        residual_ns=change["span_ns"] - (kernel_ns - change["overlap_ns"] + change["idle_ns"]),
+        a=means[0],
+        b=means[1],
         axes=axes,
         totals=totals,
         rows=rows,
         blocks=blocks,
-        api=calls(of_a, of_b),
+        api=calls(a, b),
         # Of other work no change has a cause to be named; the rows and the totals stand all the same.
         findings=[] if other_work else [*causes, *of_whole(over_repeats, [*causes, *named]), *named],
-        unnamed=[] if timeless or other_work else unnamed(of_a, of_b),
-        notes=[*coarse, *notes(a, b, of_a, of_b), *of_collectives(rows)],
-        own_ns=change["span"] - change["exposed_comm"],
+        unnamed=[] if other_work else unnamed,
+        notes=[*notes(a, b), *of_collectives(rows)],
+        own_ns=change["span_ns"] - change["exposed_comm_ns"],
         floor_share=floor,
-        floor_ns=floor_ns_of(of_a, of_b),
+        floor_ns=floor_ns_of(a, b),
     )
-    return Pair(a, b, of_a, of_b, comparison)
 
 
 def _without_unit(a: Work, b: Work) -> Comparison:
     """Not comparable, with the totals of both recordings."""
     sides = [times_of(work, np.arange(len(work.dur_ns))) for work in (a, b)]
+    totals = [{f"{name}_ns": float(side[name]) for name in TIMES} for side in sides]
     return Comparison(
         comparable=False,
         reason="neither steps nor a kernel with several calls on both sides: no unit to compare by",
         rank=a.rank,
         unit=None,
-        a={f"{name}_ns": float(sides[0][name]) for name in TIMES},
-        b={f"{name}_ns": float(sides[1][name]) for name in TIMES},
+        a=totals[0],
+        b=totals[1],
     )
 
 
-def _is_of_program(call: str, a: Work, b: Work, of_a: Units, of_b: Units) -> bool:
-    """Whether another number of calls is the program's doing. GPUs of two vendors have two APIs; and of two
-    tools each records functions that the other does not, but both record waits."""
-    if a.trace.meta.vendor != b.trace.meta.vendor:
-        return False
-    return not a.plain or is_wait(call) or (call in of_a.calls and call in of_b.calls)
-
-
-def _raise_for_copies(works: Sequence[Work], units_of: Sequence[Units]) -> None:
+def _raise_for_copies(processes: Sequence[Units]) -> None:
     """Raises UsageError for a repeat (all but the first two) with the times of another recording, which
     proves nothing twice."""
-    earlier: dict[object, Work] = {}
-    for number, (work, of_work) in enumerate(zip(works, units_of, strict=True)):
-        times = (of_work.times_ns["span"].tobytes(), frozenset(of_work.sums.items()))
+    earlier: dict[object, Path] = {}
+    for number, process in enumerate(processes):
+        times = (process.times_ns["span"].tobytes(), frozenset(process.sums.items()))
+        source = process.work.trace.source
         if times in earlier and number > 1:
             raise UsageError(
-                f"{work.trace.source} is a copy of {earlier[times].trace.source}: no further process",
+                f"{source} is a copy of {earlier[times]}: no further process",
                 fix="record the program again, in another process",
             )
-        earlier.setdefault(times, work)
+        earlier.setdefault(times, source)

@@ -3,6 +3,8 @@ rows of the recordings that it rests on."""
 
 from __future__ import annotations
 
+import functools
+import re
 from collections.abc import Sequence
 
 import msgspec
@@ -20,11 +22,12 @@ from lab.compare.diff.judge import (
     calls_differ,
     gap_is_large,
     time_is_large,
+    time_name,
     times_beyond_error,
     unlike_steps,
 )
-from lab.compare.diff.split import Block, Row
-from lab.compare.side import Key, Work, short_kernel, step_at
+from lab.compare.diff.split import SHARED, Block, Row
+from lab.compare.side import Work, short_kernel, step_at
 from lab.compare.units import CAUSE_WORDS, CAUSES, MIN_STEPS, Units, as_a_rule
 from lab.compare.whole import IDLE, KERNELS, MEAN, Total, total_words
 from lab.core.files import sha256_of
@@ -74,9 +77,9 @@ class Finding(msgspec.Struct, kw_only=True):
     rows of the recordings that it rests on."""
 
     text: str
-    ns: float | None
+    ns: float | None = None
     kind: str
-    confidence: str
+    confidence: str = ONE_PAIR
     module_path: str = msgspec.field(name="where", default="")  # phase and modules around it
     rows: list[int] = []  # of Comparison.rows
     call: str = ""  # the API function of a change of calls
@@ -86,38 +89,35 @@ class Finding(msgspec.Struct, kw_only=True):
 def calls(a: Units, b: Units) -> list[Call]:
     """Every API function, those with another number of calls first."""
     names = {*a.calls, *b.calls}
-    found_calls = [Call(name=name, n_a=a.calls.get(name, 0.0), n_b=b.calls.get(name, 0.0)) for name in names]
-    return sorted(found_calls, key=lambda call: (-abs(call.n_b - call.n_a), call.name))
+    calls_of_name = [
+        Call(name=name, n_a=a.calls.get(name, 0.0), n_b=b.calls.get(name, 0.0)) for name in names
+    ]
+    return sorted(calls_of_name, key=lambda call: (-abs(call.n_b - call.n_a), call.name))
 
 
 def findings(
     rows: Sequence[Row], blocks: Sequence[Block], a: Units, b: Units, totals: Sequence[Total]
-) -> list[Finding]:
-    """What is named, largest first. totals: over repeats, which then judge idle time; else none."""
-    named = [*_of_blocks(rows, blocks)]
-    exchanges = exchanged(rows)
-    named += [_of_exchange([rows[index] for index in members], members) for members in exchanges]
-    in_exchange = {index for members in exchanges for index in members}
-    for index, row in enumerate(rows):
-        loose = row.block is None and row.confidence not in ("", BELOW) and index not in in_exchange
-        if loose and (row.kind in EXACT or row.confidence in NAMED):
-            named.append(_of_row(row, index))
+) -> tuple[list[Finding], list[str]]:
+    """What is named, largest first, and times that changed much, but that one pair cannot tell from noise.
+    totals: over repeats, which then judge idle time; else none."""
+    named = [*_of_blocks(rows, blocks), *_of_rows(rows)]
     for call in calls(a, b) if a.calls and b.calls else []:
         if calls_differ(a, b, call.name):
             text = f"{call.name}: {call.n_a:g} -> {call.n_b:g} calls per unit"
-            named.append(Finding(text=text, ns=None, kind="api", confidence="exact count", call=call.name))
+            named.append(Finding(text=text, kind="api", confidence="exact count", call=call.name))
+    unnamed: list[str] = []
     if not without_times(a, b):
-        named += [_of_time(a, b, name) for name in times_beyond_error(a, b) if name != "idle" or not totals]
+        times, unnamed = _of_times(a, b)
+        named += [finding for finding in times if finding.kind != "idle" or not totals]
         idle = next((total for total in totals if (total.name, total.statistic) == (IDLE, MEAN)), None)
         if idle is not None and idle.differs:
             named.append(_of_total(idle, "idle"))
     if between_is_named(a, b):
         work = f"{a.between:.3g} -> {b.between:.3g} GPU operations"
-        times = f"{time_text(a.between_ns)} -> {time_text(b.between_ns)}"
-        text = f"launched between steps, in no other figure: {work} between two ({times})"
-        change_ns = b.between_ns - a.between_ns
-        named.append(Finding(text=text, ns=change_ns, kind="work_between_steps", confidence=ONE_PAIR))
-    return sorted(named, key=lambda finding: -abs(finding.ns or 0.0))
+        times_text = f"{time_text(a.between_ns)} -> {time_text(b.between_ns)}"
+        text = f"launched between steps, in no other figure: {work} between two ({times_text})"
+        named.append(Finding(text=text, ns=b.between_ns - a.between_ns, kind="work_between_steps"))
+    return sorted(named, key=lambda finding: -abs(finding.ns or 0.0)), unnamed
 
 
 def of_whole(totals: Sequence[Total], named: Sequence[Finding]) -> list[Finding]:
@@ -150,93 +150,90 @@ def _of_blocks(rows: Sequence[Row], blocks: Sequence[Block]) -> list[Finding]:
     for block in blocks:
         members = [index for index, row in enumerate(rows) if row.block == block.index]
         if members:
-            ops_before, ops_after = (_listed(ops) or "nothing" for ops in (block.ops_a, block.ops_b))
-            text = f"{ops_before} -> {ops_after}, {plural(block.times, 'time')} per unit ({_us(block.ns)})"
-            named.append(
-                Finding(text=text, ns=block.ns, kind="replaced_block", confidence=ONE_PAIR, rows=members)
-            )
+            exchange = f"{_listed(block.ops_a)} -> {_listed(block.ops_b)}"
+            text = f"{exchange}, {plural(block.times, 'time')} per unit ({_us(block.ns)})"
+            named.append(Finding(text=text, ns=block.ns, kind="replaced_block", rows=members))
         elif not counted & {*block.ops_a, *block.ops_b}:  # else the rows of counts say it
             ops = tuple(dict.fromkeys([*block.ops_a, *block.ops_b]))
             moved[ops] = max(moved.get(ops, 0), block.times)
     for ops, times in moved.items():
         text = f"{_listed(ops)} launched in another order, {plural(times, 'time')} per unit"
-        named.append(Finding(text=text, ns=None, kind="moved", confidence=ONE_PAIR))
+        named.append(Finding(text=text, kind="moved"))
     return named
 
 
-def exchanged(rows: Sequence[Row]) -> list[list[int]]:
-    """The rows of each op of which several kernels took the place of others: they are one change."""
-    of_op: dict[tuple[str, str, str], list[int]] = {}
+def _of_rows(rows: Sequence[Row]) -> list[Finding]:
+    """Rows by themselves; those of an op of which several kernels took the place of others are one change."""
+    groups: dict[object, list[int]] = {}
     for index, row in enumerate(rows):
-        if row.kind == "other_kernel" and row.op and row.block is None and row.confidence not in ("", BELOW):
-            of_op.setdefault((row.op, row.dims, row.types), []).append(index)
-    sides = {op: {rows[index].kernel_a is None for index in members} for op, members in of_op.items()}
-    return [members for op, members in of_op.items() if len(members) > 1 and len(sides[op]) == 2]
+        if row.block is None and row.confidence != BELOW and (row.kind in EXACT or row.confidence in NAMED):
+            exchanged = row.kind == "other_kernel" and row.op
+            groups.setdefault((row.op, row.dims, row.types) if exchanged else index, []).append(index)
+    named = []
+    for members in groups.values():
+        is_exchange = len({rows[index].kernel_a is None for index in members}) == 2
+        for indices in [members] if is_exchange else [[index] for index in members]:
+            named.append(_of_one([rows[index] for index in indices], indices))
+    return named
 
 
-def _of_exchange(rows: Sequence[Row], indices: Sequence[int]) -> Finding:
-    sides = [row.kernel_a for row in rows], [row.kernel_b for row in rows]
-    kernels = [[short_kernel(name) for name in dict.fromkeys(side) if name] for side in sides]
-    names = [", ".join(side[:NAMES]) + (", ..." if len(side) > NAMES else "") for side in kernels]
-    ns = sum(row.ns for row in rows)
-    text = f"{rows[0].op} {short_dims(rows[0].dims)}".strip() + f": {names[0]} -> {names[1]} ({_us(ns)})"
-    return Finding(text=text, ns=ns, kind="other_kernel", confidence=rows[0].confidence, rows=list(indices))
-
-
-def _of_row(row: Row, index: int) -> Finding:
+def _of_one(rows: Sequence[Row], indices: list[int]) -> Finding:
+    """One change, of one row or of several kernels of one op."""
+    row, ns = rows[0], sum(row.ns for row in rows)
     op = f"{row.op or 'no known op'} {short_dims(row.dims)}".strip()
-    kernels = [
-        "nothing" if name is None else short_kernel(name) or "a kernel without a name"
-        for name in (row.kernel_a, row.kernel_b)
-    ]
-    if kernels[0] == kernels[1] and row.kernel_a != row.kernel_b:
-        kernels[1] = f"another variant of {kernels[1]}"
-    if row.kind == "same_kernel_duration":
-        text = f"{op}: {kernels[0]} takes {100 * row.slower:+.1f} % ({_us(row.ns)} per unit)"
+    sides = [row.kernel_a for row in rows], [row.kernel_b for row in rows]
+    old, new = map(_kernels, sides)
+    if old == new and sides[0] != sides[1]:
+        new = f"another variant of {new}"
+    if row.kind == SHARED:
+        text = f"{op}: {old} takes {100 * row.slower:+.1f} % ({_us(ns)} per unit)"
     elif row.kind == "count":
-        text = f"{op}: {kernels[0]} runs {row.n_a:g} -> {row.n_b:g} times ({_us(row.ns)})"
+        text = f"{op}: {old} runs {row.n_a:g} -> {row.n_b:g} times ({_us(ns)})"
     else:
-        text = f"{op}: {kernels[0]} -> {kernels[1]} ({_us(row.ns)})"
-    return Finding(text=text, ns=row.ns, kind=row.kind, confidence=row.confidence, rows=[index])
+        text = f"{op}: {old} -> {new} ({_us(ns)})"
+    return Finding(text=text, ns=ns, kind=row.kind, confidence=row.confidence, rows=indices)
 
 
-def _of_time(a: Units, b: Units, name: str) -> Finding:
-    a_ns, b_ns = a.mean_ns(name), b.mean_ns(name)
-    text = f"{name.replace('_', ' ')} time: {time_text(a_ns)} -> {time_text(b_ns)} per unit"
-    if name == "idle":
-        change = {cause: b.mean_ns(cause) - a.mean_ns(cause) for cause in CAUSES}
-        text += f", most of it {CAUSE_WORDS[max(CAUSES, key=lambda cause: abs(change[cause]))]}"
-    if carriers := unlike_steps(a, b, name):
-        text += f"; {carriers.text}"
-    return Finding(text=text, ns=b_ns - a_ns, kind=name, confidence=ONE_PAIR)
+def _kernels(names: Sequence[str | None]) -> str:
+    kernels = [
+        short_kernel(name) or "a kernel without a name" for name in dict.fromkeys(names) if name is not None
+    ]
+    return _listed(kernels, NAMES)
 
 
-def unnamed(a: Units, b: Units) -> list[str]:
-    """Times that changed much, and of which one pair cannot tell that from noise."""
+def _of_times(a: Units, b: Units) -> tuple[list[Finding], list[str]]:
+    """Times that changed much: beyond the error of their means, and those that are not named."""
     beyond = times_beyond_error(a, b)
-    texts = []
-    for name in TIMED:
-        if time_is_large(a, b, name) and name not in beyond:
-            times = f"{time_text(a.mean_ns(name))} -> {time_text(b.mean_ns(name))}"
+    named, unnamed = [], []
+    for name in filter(functools.partial(time_is_large, a, b), TIMED):
+        a_ns, b_ns = a.mean_ns(name), b.mean_ns(name)
+        text = f"{time_name(name)}: {time_text(a_ns)} -> {time_text(b_ns)} per unit"
+        if name not in beyond:
             is_known = min(len(units.times_ns[name]) for units in (a, b)) >= MIN_STEPS
             varies = "its steps vary as much" if is_known else "too few steps tell how much it varies"
-            text = f"{name.replace('_', ' ')} time: {times} per unit, and {varies}"
-            carriers = unlike_steps(a, b, name)
-            texts.append(f"{text}; {carriers.text}" if carriers else text)
+            text += f", and {varies}"
+        elif name == "idle":
+            change = {cause: b.mean_ns(cause) - a.mean_ns(cause) for cause in CAUSES}
+            text += f", most of it {CAUSE_WORDS[max(CAUSES, key=lambda cause: abs(change[cause]))]}"
+        text = "; ".join(filter(None, (text, unlike_steps(a, b, name).text)))
+        if name in beyond:
+            named.append(Finding(text=text, ns=b_ns - a_ns, kind=name))
+        else:
+            unnamed.append(text)
     if gap_is_large(a, b):
         gap_a, gap_b, period_a, period_b = (
             time_text(as_a_rule(times)) for times in (a.gap_ns, b.gap_ns, a.period_ns, b.period_ns)
         )
-        texts.append(
+        unnamed.append(
             f"from a step's GPU work to the next one's: {period_a} -> {period_b}, because of the time "
             f"between them, {gap_a} -> {gap_b} (host, data loader), which is in no figure above; it differs "
             "from process to process"
         )
-    return texts
+    return named, unnamed
 
 
-def _listed(ops: Sequence[str]) -> str:
-    return ", ".join(ops[:6]) + (", ..." if len(ops) > 6 else "")
+def _listed(names: Sequence[str], limit: int = 6) -> str:
+    return ", ".join(names[:limit]) + (", ..." if len(names) > limit else "") or "nothing"
 
 
 def time_text(ns: float) -> str:
@@ -247,76 +244,49 @@ def _us(ns: float) -> str:
     return f"{ns / 1000:+,.1f} µs" if ns else "0 µs"
 
 
-def files(side: str, works: Sequence[Work]) -> list[File]:
-    paths = [(work.rank, work.trace.source) for work in works]
-    return [
-        File(side=side, path=str(path), sha256=sha256_of(path) if path.is_file() else "", rank=rank)
-        for rank, path in paths
-    ]
+def file_of(side: str, work: Work) -> File:
+    path = work.trace.source
+    return File(side=side, path=str(path), sha256=sha256_of(path) if path.is_file() else "", rank=work.rank)
 
 
-def evidence_of(
-    side: str, work: Work, units: Units, *, keys: Sequence[Key | None], call: str, idle: bool
-) -> list[Evidence]:
-    """What stands for a finding on one side: a call of this API function, an operation with one of these
-    keys, or the longest gap of a unit; none where the side has none."""
-    if call:
-        example = _first_call(work, units, call)
-    elif any(keys):
-        example = _median_operation(work, units, {*keys})
-    else:
-        example = _longest_gap(work, units) if idle else None
-    if not example:
+def evidence_of(number: int, units: Units, finding: Finding, rows: Sequence[Row]) -> list[Evidence]:
+    """What stands for a finding about `rows` on side `number`: the first call of its API function, the
+    operation of median duration, the longest gap of a unit; none where the side has none."""
+    work, index = units.work, 0
+    start_ns, dur_ns, launched_ns, correlation = work.start_ns, work.dur_ns, work.launched_ns, work.ops.corr
+    events = np.empty(0, dtype=np.int64)
+    if finding.call:
+        api = work.trace.api
+        start_ns, dur_ns, launched_ns, correlation = api.start_ns, api.dur_ns, api.start_ns, api.corr
+        # nsys writes cudaLaunchKernel_v7000
+        name = re.compile(re.escape(finding.call) + (r"(_v.*)?" if work.plain else ""), re.DOTALL)
+        is_named = work.trace.by_text(lambda text: name.fullmatch(text) is not None, api.name_id)
+        events = np.flatnonzero(is_named & units.called)
+        events = events[np.argsort(start_ns[events], kind="stable")]
+    elif keys := {key for row in rows if (key := row.keys[number])}:
+        events = np.flatnonzero(work.is_key(keys.__contains__) & units.chosen)
+        events, index = events[np.argsort(dur_ns[events], kind="stable")], (len(events) - 1) // 2
+    elif finding.kind == "idle":
+        chosen = np.flatnonzero(units.chosen)
+        unit, begins = units.step_of[chosen], start_ns[chosen]
+        start_ns = np.maximum.accumulate(begins + dur_ns[chosen])
+        dur_ns = np.where(unit[1:] == unit[:-1], begins[1:] - start_ns[:-1], 0)
+        launched_ns, correlation = launched_ns[chosen], np.full(len(chosen), -1)
+        events = np.flatnonzero(dur_ns > 0)
+        events = events[np.argsort(-dur_ns[events], kind="stable")]
+    if not len(events):
         return []
-    event, (start_ns, dur_ns, launched_ns, correlation), count = example
-    unit = int(step_at(work.steps_ns, np.array([launched_ns]))[0])
+    event = int(events[index])
+    idle = f"idle before {work.kernel(chosen[event + 1])}" if finding.kind == "idle" else ""
     return [
         Evidence(
-            side=side,
+            side="AB"[number],
             file=work.trace.source.name,
-            event=event,
-            start_ns=int(start_ns),
-            dur_ns=int(dur_ns),
-            unit=unit,
-            correlation=int(correlation),
-            count=count,
+            event=finding.call or idle or work.kernel(event),
+            start_ns=int(start_ns[event]),
+            dur_ns=int(dur_ns[event]),
+            unit=int(step_at(work.steps_ns, launched_ns[[event]])[0]),
+            correlation=int(correlation[event]),
+            count=len(events),
         )
     ]
-
-
-# An event's name; its start, duration, launch and correlation; how many there are.
-_Found = tuple[str, tuple[int, int, int, int], int]
-
-
-def _first_call(work: Work, units: Units, call: str) -> _Found | None:
-    api = work.trace.api
-    # nsys writes cudaLaunchKernel_v7000
-    is_named = work.trace.by_text(
-        lambda text: text == call or (work.plain and text.startswith(f"{call}_v")), api.name_id
-    )
-    rows = np.flatnonzero(is_named & units.called)
-    if not len(rows):
-        return None
-    row = rows[np.argmin(api.start_ns[rows])]
-    return call, (api.start_ns[row], api.dur_ns[row], api.start_ns[row], api.corr[row]), len(rows)
-
-
-def _median_operation(work: Work, units: Units, wanted: set[Key | None]) -> _Found | None:
-    rows = np.flatnonzero(work.is_key(wanted.__contains__) & units.chosen)
-    if not len(rows):
-        return None
-    row = rows[np.argsort(work.dur_ns[rows], kind="stable")[(len(rows) - 1) // 2]]
-    times = work.start_ns[row], work.dur_ns[row], work.launched_ns[row], work.ops.corr[row]
-    return work.kernel(row), times, len(rows)
-
-
-def _longest_gap(work: Work, units: Units) -> _Found | None:
-    rows = np.flatnonzero(units.chosen)
-    ends = np.maximum.accumulate(work.start_ns[rows] + work.dur_ns[rows])
-    unit = units.step_of[rows]
-    inside_ns = np.where(unit[1:] == unit[:-1], work.start_ns[rows][1:] - ends[:-1], 0)
-    if not (inside_ns > 0).any():
-        return None
-    longest = int(np.argmax(inside_ns))
-    times = ends[longest], inside_ns[longest], work.launched_ns[rows[longest]], -1
-    return f"idle before {work.kernel(rows[longest + 1])}", times, int((inside_ns > 0).sum())

@@ -9,12 +9,11 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import cached_property, lru_cache
 
 import msgspec
 import numpy as np
 
-from lab.compare.side import Work
 from lab.compare.units import Units
 from lab.recordings.capture import MODULE, OP, Capture
 from lab.recordings.graphs.frames import class_of, modules_of
@@ -55,11 +54,10 @@ class Group(msgspec.Struct, kw_only=True):
 
 @dataclass(frozen=True)
 class Placed:
-    """One side's units, and where in the program each operation of `Work` was launched: `place` (n,) indexes
+    """One side's units, and where in the program each operation was launched: `place` (n,) indexes
     `places`, each a phase ("": not known) and the modules around it (none: ()). source of the modules:
     recorded, ranges, or ""."""
 
-    work: Work
     units: Units
     place: np.ndarray
     places: list[tuple[str, Path]]
@@ -67,67 +65,56 @@ class Placed:
 
     def paths_of(self, rows: np.ndarray) -> list[Path]:
         """The phase and the modules around each of these operations."""
-        paths = self.paths
+        paths = [(phase, *modules) if phase else modules for phase, modules in self.places]
         return [paths[index] for index in self.place[rows].tolist()]
 
-    @property
-    def paths(self) -> list[Path]:
-        """Of `places`."""
-        return [(phase, *modules) if phase else modules for phase, modules in self.places]
-
+    @cached_property
     def sums(self) -> list[CallsAndNs]:
         """Calls and ns per unit of each of `places`."""
         chosen, count, size = self.units.chosen, self.units.count, len(self.places)
         n = np.bincount(self.place[chosen], minlength=size) / count
-        ns = np.bincount(self.place[chosen], weights=self.work.dur_ns[chosen], minlength=size) / count
+        ns = np.bincount(self.place[chosen], weights=self.units.work.dur_ns[chosen], minlength=size) / count
         return list(zip(n.tolist(), ns.tolist(), strict=True))
 
     def by_phase(self) -> dict[str, CallsAndNs]:
-        return _summed(zip((phase or NO_PHASE for phase, _ in self.places), self.sums(), strict=True))
+        return _summed(zip((phase or NO_PHASE for phase, _ in self.places), self.sums, strict=True))
 
 
-def placed(work: Work, units: Units) -> Placed:
-    trace = work.trace
+def placed(units: Units) -> Placed:
+    trace = units.work.trace
     projection = project(trace)
     path, origin = projection.ops.path, projection.ops.origin  # origin: the path of the forward operator
     of_modules = np.where(origin > 0, origin, path)
-    names_of = _range_names(projection)
+    ranges = projection.capture.ranges
+    range_names = {
+        projection.capture.name(index) for index in set(ranges.name_id[ranges.kind != OP].tolist())
+    }
+
+    @lru_cache(None)
+    def names_of(node: int) -> Path:
+        """The names of the ranges along a path of the tree, outermost first, without those of operators."""
+        return tuple(name for name in projection.path(node) if name in range_names)
+
     modules_of_node: Callable[[int], Path] = lru_cache(None)(lambda node: _modules(names_of(node)))
     recorded: list[Path] = []
     if trace.meta.stacks and any(recorded := _recorded(trace, projection)):
         paths = list(dict.fromkeys(recorded))
         index_of = {path: index for index, path in enumerate(paths)}
         of_modules, modules_of_node = np.array([index_of[path] for path in recorded]), paths.__getitem__
-    nodes, node_of = np.unique(np.stack([path, of_modules], axis=1)[work.order], axis=0, return_inverse=True)
-    place_of = [(_phase(names_of(outer)), modules_of_node(inner)) for outer, inner in nodes.tolist()]
-    places = list(dict.fromkeys(place_of))
-    number_of = {one: number for number, one in enumerate(places)}
-    place = np.array([number_of[one] for one in place_of], dtype=np.int64)[node_of.reshape(-1)]
-    source = "recorded" if any(recorded) else "ranges" if any(inner for _, inner in places) else ""
-    return Placed(work, units, place, places, source)
-
-
-def _range_names(projection: Projection) -> Callable[[int], Path]:
-    """The names of the ranges along a path of the tree, outermost first, without those of operators."""
-    ranges, tree = projection.capture.ranges, projection.tree
-    named = set(ranges.name_id[ranges.kind != OP].tolist())
-
-    @lru_cache(None)
-    def names(node: int) -> Path:
-        ids = []
-        while node > 0:
-            ids.append(int(tree.name_id[node]))
-            node = int(tree.parent[node])
-        return tuple(projection.capture.name(index) for index in reversed(ids) if index in named)
-
-    return names
+    nodes, node_of = np.unique(
+        np.stack([path, of_modules], axis=1)[units.work.order], axis=0, return_inverse=True
+    )
+    place_of = [
+        (next(filter(None, map(_phase_of, reversed(names_of(outer)))), ""), modules_of_node(inner))
+        for outer, inner in nodes.tolist()
+    ]
+    numbers = {place: number for number, place in enumerate(dict.fromkeys(place_of))}
+    place = np.array([numbers[place] for place in place_of], dtype=np.int64)[node_of.reshape(-1)]
+    source = "recorded" if any(recorded) else "ranges" if any(inner for _, inner in numbers) else ""
+    return Placed(units, place, [*numbers], source)
 
 
 _phase_of = lru_cache(maxsize=4096)(PhaseNames().phase_of)
-
-
-def _phase(names: Path) -> str:
-    return next(filter(None, map(_phase_of, reversed(names))), "")
 
 
 def _modules(names: Path) -> Path:
@@ -175,7 +162,7 @@ def by_module(a: Placed, b: Placed) -> list[Group]:
     sides = [_by_class(side) for side in (a, b)]
     times = {path: max(side[path][1] for side in sides if path in side) for side in sides for path in side}
     # A's order; what only B has stands behind what is around it.
-    rank = {path: index for index, path in enumerate(dict.fromkeys([*sides[0], *sides[1]]))}
+    rank = {path: index for index, path in enumerate(times)}
     groups = []
     for path in sorted(rank, key=lambda path: [rank[path[:depth]] for depth in range(len(path) + 1)]):
         # Around all modules is what is in none; a side that has nothing there is not counted.
@@ -183,7 +170,7 @@ def by_module(a: Placed, b: Placed) -> list[Group]:
         if own_sums == [None, None]:
             continue
         inner_ns = [
-            sum(sums[1] for inner, (sums, _) in side.items() if inner[: len(path)] == path) for side in sides
+            sum(ns for inner, ((_, ns), _) in side.items() if inner[: len(path)] == path) for side in sides
         ]
         counts = [times[path[: depth + 1]] for depth in range(len(path))]
         names = [f"{name} x{n}" if n > 1 else name for name, n in zip(path, counts, strict=True)]
@@ -196,19 +183,19 @@ def by_module(a: Placed, b: Placed) -> list[Group]:
 def _by_class(side: Placed) -> dict[Path, tuple[CallsAndNs, int]]:
     """Own calls and ns of each path of classes, and of those above it; and how many instances it stands for,
     below one instance of what is around it."""
-    paths, sums = side.paths, side.sums()
     chosen = np.flatnonzero(side.units.chosen)
-    in_order = side.place[chosen[np.argsort(side.work.launched_ns[chosen], kind="stable")]]
+    by_launch = chosen[np.argsort(side.units.work.launched_ns[chosen], kind="stable")]
     sums_of: dict[Path, CallsAndNs] = {}
     instances: dict[Path, dict[Path, set[str]]] = defaultdict(lambda: defaultdict(set))
-    for index in dict.fromkeys(in_order.tolist()):
-        path = paths[index]
+    for index in dict.fromkeys(side.place[by_launch].tolist()):
+        phase, modules = side.places[index]
+        path = (phase, *modules) if phase else modules
         classes = tuple(map(class_of, path))
         for depth in range(len(path) + 1):
             sums_of.setdefault(classes[:depth], NOTHING)
             if depth:
                 instances[classes[:depth]][path[: depth - 1]].add(path[depth - 1])
-        sums_of[classes] = _added(sums_of[classes], sums[index])
+        sums_of[classes] = _added(sums_of[classes], side.sums[index])
     return {
         path: (calls_and_ns, max(map(len, instances[path].values()), default=0))
         for path, calls_and_ns in sums_of.items()
@@ -245,7 +232,7 @@ def limits(a: Placed, b: Placed) -> list[str]:
     for name, side in (("A", a), ("B", b)):
         ns = {phase: ns for phase, (_, ns) in side.by_phase().items()}
         unknown = ns.get(NO_PHASE, 0.0) / (sum(ns.values()) or 1.0)
-        if not set(ns) - {NO_PHASE}:
+        if ns.keys() <= {NO_PHASE}:
             texts.append(f"{name} names no phase (forward, backward, ...)")
         elif unknown > MUCH:
             texts.append(f"{name}: {unknown:.0%} of the kernel time is in no phase that is known by its name")

@@ -2,8 +2,7 @@
 
 Steps of one process are not samples of the program. Kernel sums of equal processes differ by 0.3 % and single
 kernels by up to 2 % (copies below a microsecond more), so one pair can only suggest, and what is within the
-scatter of its own steps it does not even suggest. Counts repeat exactly. Over processes a row is proven as
-`lab check` proves it (lab.compare.signatures).
+scatter of its own steps it does not even suggest. Over processes rows are proven as in `lab check`.
 """
 
 from __future__ import annotations
@@ -13,15 +12,15 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from lab.compare.diff.split import Row
-from lab.compare.side import Key, Work
+from lab.compare.diff.split import SHARED, Row
+from lab.compare.side import is_wait
 from lab.compare.signatures import judge_signatures
 from lab.compare.units import MIN_STEPS, Units, as_a_rule, duration_errors
-from lab.compare.whole import ALARMS, MAD_TO_SD, numbered, uneven
+from lab.compare.whole import ALARMS, MAD_TO_SD, excess, numbered
 from lab.stats.effects import holm
 from lab.stats.gate import LEAST, LEVEL
 from lab.stats.means import Sample, beyond_p, difference_ci
-from lab.stats.robust import mad
+from lab.stats.robust import mad, median
 
 FLOOR_SHARE, FLOOR_NS = 0.03, 1000.0
 MOST_FLOOR, SCATTERS = 0.10, 5.0
@@ -46,7 +45,7 @@ NAMED = (PROVEN, ONE_PAIR)
 
 def edge_of(a: Units, b: Units) -> float:
     """The units by which two recorded windows may differ at their edges; 0 for whole steps."""
-    return 0.0 if a.unit == "step" else 1 / a.count + 1 / b.count
+    return 0.0 if a.is_step else 1 / a.count + 1 / b.count
 
 
 def beyond_edge(n_a: float, n_b: float, edge: float) -> bool:
@@ -55,8 +54,15 @@ def beyond_edge(n_a: float, n_b: float, edge: float) -> bool:
 
 
 def calls_differ(a: Units, b: Units, name: str) -> bool:
-    """Whether a unit has another number of calls, or the end of the recording, which has as many units as the
-    program was told: what waits for the last of them once is not a change of each."""
+    """Whether a unit calls it another number of times, or the end of the recording does, which has as many
+    units as the program was told: what waits for the last of them once is not a change of each.
+
+    GPUs of two vendors have two APIs, and two tools each record functions that the other does not.
+    """
+    if a.work.trace.meta.vendor != b.work.trace.meta.vendor:
+        return False
+    if a.work.plain and not is_wait(name) and not (name in a.calls and name in b.calls):
+        return False
     if beyond_edge(a.inside.get(name, 0.0), b.inside.get(name, 0.0), edge_of(a, b)):
         return True
     if a.behind is None or b.behind is None:
@@ -67,7 +73,7 @@ def calls_differ(a: Units, b: Units, name: str) -> bool:
 def floor_ns_of(a: Units, b: Units) -> float:
     """The change per unit below which no duration is named: 1 µs of a step, less of a shorter unit, of which
     a recording has hundreds."""
-    if a.unit == "step":
+    if a.is_step:
         return FLOOR_NS
     return min(FLOOR_NS, LEAST_UNIT_SHARE * max(a.mean_ns("kernel_sum"), b.mean_ns("kernel_sum")))
 
@@ -96,7 +102,7 @@ def scatter_floor(rows: Sequence[Row]) -> float:
     A change of all kernels alike moves the median, not the scatter. Above 10 % kernels do not scatter, they
     changed. Short kernels scatter more, and have a floor in microseconds.
     """
-    shares = [row.slower for row in rows if row.kind == "same_kernel_duration" and row.ns_a >= LONG_NS]
+    shares = [row.slower for row in rows if row.kind == SHARED and row.ns_a >= LONG_NS]
     if len(shares) < FEW_ROWS:
         return FLOOR_SHARE
     scatter = MAD_TO_SD * mad(shares)
@@ -105,93 +111,71 @@ def scatter_floor(rows: Sequence[Row]) -> float:
 
 
 def judge_by_steps(
-    rows: Sequence[Row], works: tuple[Work, Work], units: tuple[Units, Units], unlike: Sequence[np.ndarray]
+    rows: Sequence[Row], units: tuple[Units, Units], unlike: tuple[np.ndarray, np.ndarray]
 ) -> None:
     """Take back durations beyond the floor that the steps themselves do not show (Welch over the steps, Holm
     over the rows that are tested). unlike: the steps of each side that a cause of the whole names."""
-    tested = [row for row in rows if row.kind == "same_kernel_duration" and row.confidence == ONE_PAIR]
-    keys: list[Key] = [(row.op, row.dims, row.types, row.kernel_a or "") for row in tested]
-    sides = [
-        duration_errors(work, units_of, keys, mask)
-        for work, units_of, mask in zip(works, units, unlike, strict=True)
-    ]
-    p_values = [
-        two_sided_p(a, b) if a is not None and b is not None else np.nan for a, b in zip(*sides, strict=True)
-    ]
-    for row, p in zip(tested, holm(p_values), strict=True):
+    tested = [row for row in rows if row.kind == SHARED and row.confidence == ONE_PAIR]
+    keys = [key for row in tested if (key := row.keys[0])]
+    errors = [duration_errors(side, keys, mask) for side, mask in zip(units, unlike, strict=True)]
+    for row, p in zip(tested, holm(list(map(two_sided_p, *errors))), strict=True):
         if p > ALARMS:  # not a number where there are too few steps to tell
             row.confidence = STEPS_VARY
 
 
-def two_sided_p(a: Sample, b: Sample) -> float:
-    return 2 * min(beyond_p(b, a), beyond_p(a, b))
+def two_sided_p(a: Sample | None, b: Sample | None) -> float:
+    """NaN, which is in no test, where a side has too few steps."""
+    return 2 * min(beyond_p(b, a), beyond_p(a, b)) if a and b else np.nan
 
 
 def judge_by_repeats(rows: Sequence[Row], of_a: Sequence[Units], of_b: Sequence[Units]) -> None:
-    """Durations of shared kernels over three processes per side and more; each row's own 99 % interval.
-
-    Proven is judged of all rows together, as `lab check` judges signatures: of equal sides one in a hundred
-    has anything proven at most.
-    """
-    proven = _proven_keys(of_a, of_b)
+    """Durations of shared kernels over three processes per side and more: each row's own 99 % interval;
+    proven is judged of all together, so that of equal sides one in a hundred has anything proven at most."""
+    sides = [[{key: ns for key, (_, ns) in units.sums.items()} for units in side] for side in (of_a, of_b)]
+    step_ns = float(np.mean([units.mean_ns("span") for units in of_a]))
+    # The other half of the allowed false alarms belongs to the totals of the whole program.
+    judged = judge_signatures(sides[0], sides[1], 0.0, alarms=ALARMS / 2, step_ns=step_ns)
+    proven = {signature.key for signature in (*judged.slower, *judged.faster)} if judged else set()
     for row in rows:
-        if row.kind != "same_kernel_duration" or row.kernel_a is None:
+        if row.kind != SHARED or not (key := row.keys[0]):
             continue
-        key = (row.op, row.dims, row.types, row.kernel_a)
-        ns = [[float(units.sums[key][1]) for units in side if key in units.sums] for side in (of_a, of_b)]
+        ns = [[process[key] for process in side if key in process] for side in sides]
         if min(map(len, ns)) < LEAST:  # not in every process
             continue
         low, high = row.interval = difference_ci(Sample.of(ns[1]), Sample.of(ns[0]), level=LEVEL)
         row.confidence = PROVEN if key in proven else BELOW if low > 0 or high < 0 else WITHIN
 
 
-def _proven_keys(of_a: Sequence[Units], of_b: Sequence[Units]) -> set[Key]:
-    """Signatures whose time per unit is proven to be another."""
-    times_a, times_b = (
-        [{key: ns for key, (_, ns) in units.sums.items()} for units in side] for side in (of_a, of_b)
-    )
-    step_ns = float(np.mean([units.mean_ns("span") for units in of_a]))
-    # The other half of the allowed false alarms belongs to the totals of the whole program.
-    judged = judge_signatures(times_a, times_b, 0.0, alarms=ALARMS / 2, step_ns=step_ns)
-    return {signature.key for signature in (*judged.slower, *judged.faster)} if judged else set()
-
-
 @dataclass(frozen=True)
 class UnlikeSteps:
-    """The steps of both sides that carry a change, as masks (u,), ns per unit of it, and the sentence."""
+    """Masks (u,) of both sides' steps that carry a change, its ns per unit, and the sentence; "" for none."""
 
     masks: tuple[np.ndarray, np.ndarray]
-    ns: float
-    text: str
+    ns: float = 0.0
+    text: str = ""
 
 
-def unlike_steps(a: Units, b: Units, name: str = "kernel_sum") -> UnlikeSteps | None:
+def unlike_steps(a: Units, b: Units, name: str = "kernel_sum") -> UnlikeSteps:
     """The steps whose time (kernel time, or another of TIMES) is unlike that of the others, where they make a
     change of the mean that would be named."""
-    sides = [units.times_ns[name] for units in (a, b)]
-    if min(map(len, sides)) < STEPS_THAT_TELL:
-        return None
+    times_a, times_b = (units.times_ns[name] for units in (a, b))
     floor_ns = max(FLOOR_SHARE * a.mean_ns("span" if name != "kernel_sum" else name), floor_ns_of(a, b))
-    masks = [uneven(times) & (abs(times - np.median(times)) > floor_ns) for times in sides]
-    # The median, because unlike steps are what moves a mean.
-    middles = [float(np.median(times)) for times in sides]
-    carried = [
-        float(((times - middle) * mask).mean())
-        for times, middle, mask in zip(sides, middles, masks, strict=True)
-    ]
-    change_ns = carried[1] - carried[0]
-    if abs(change_ns) <= floor_ns:
-        return None
-    words = "kernel time" if name == "kernel_sum" else f"{name.replace('_', ' ')} time"
+    (mask_a, ns_a), (mask_b, ns_b) = (excess(times, floor_ns) for times in (times_a, times_b))
+    if min(len(times_a), len(times_b)) < STEPS_THAT_TELL or abs(ns_b - ns_a) <= floor_ns:
+        return UnlikeSteps((np.zeros_like(mask_a), np.zeros_like(mask_b)))
     parts = []
-    for side, units, times, middle, mask in zip("AB", (a, b), sides, middles, masks, strict=True):
-        steps = [number for number, marked in zip(units.numbers, mask, strict=True) if marked]
-        if steps:
-            change = _change(middle, float(times[mask].mean()))
+    for side, units, times, mask in (("A", a, times_a, mask_a), ("B", b, times_b, mask_b)):
+        if steps := [number for number, marked in zip(units.numbers, mask, strict=True) if marked]:
+            change = _change(median(times), float(times[mask].mean()))
             alone = f"{side}'s {numbered(steps)} alone ({len(steps)} of {len(times)})"
-            parts.append(f"{alone}: {words} {change} in {'it' if len(steps) == 1 else 'them'}")
-    rest_of_steps = f"the other steps {_change(*middles)}"
-    return UnlikeSteps((masks[0], masks[1]), change_ns, f"{', '.join(parts)}; {rest_of_steps}")
+            parts.append(f"{alone}: {time_name(name)} {change} in {'it' if len(steps) == 1 else 'them'}")
+    usual = f"the other steps {_change(median(times_a), median(times_b))}"
+    return UnlikeSteps((mask_a, mask_b), ns_b - ns_a, f"{', '.join(parts)}; {usual}")
+
+
+def time_name(name: str) -> str:
+    """Of TIMES, as sentences call it."""
+    return "kernel time" if name == "kernel_sum" else f"{name.replace('_', ' ')} time"
 
 
 def _change(a_ns: float, b_ns: float) -> str:
@@ -210,18 +194,15 @@ def times_beyond_error(a: Units, b: Units) -> list[str]:
     """Select from TIMED what changed by 3 % of the unit and by more than the error of their means (Welch over
     the steps, Holm over what is tested)."""
     large = [name for name in TIMED if time_is_large(a, b, name)]
-    p_values = [
-        two_sided_p(_of_steps(a.times_ns[name]), _of_steps(b.times_ns[name]))
-        if min(len(a.times_ns[name]), len(b.times_ns[name])) >= MIN_STEPS
-        else np.nan
-        for name in large
-    ]
+    p_values = [two_sided_p(*(_of_steps(units.times_ns[name]) for units in (a, b))) for name in large]
     return [name for name, p in zip(large, holm(p_values), strict=True) if p <= PAIR_ALARMS]
 
 
-def _of_steps(values_ns: np.ndarray) -> Sample:
+def _of_steps(values_ns: np.ndarray) -> Sample | None:
     """Steps of one process follow each other: a slow one comes after a slow one, and n of them are worth
-    fewer. Their deviation is widened by the correlation of neighbours."""
+    fewer. Their deviation is widened by the correlation of neighbours. None for too few steps."""
+    if len(values_ns) < MIN_STEPS:
+        return None
     centred = values_ns - values_ns.mean()
     squares = float((centred**2).sum())
     lag = float((centred[1:] * centred[:-1]).sum()) / squares if squares else 0.0

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +11,7 @@ import numpy as np
 import pandas as pd
 
 from lab.compare.diff.comparison import Compared, Comparison, Difference, Pair
-from lab.compare.diff.groups import KINDS
+from lab.compare.diff.groups import KINDS, ONLY_A, ONLY_B
 from lab.compare.diff.split import MOST
 from lab.compare.diff.text import (
     NO_REPLAY,
@@ -37,17 +36,33 @@ from lab.report.tables import write_csv
 
 ROWS = ["op", "dims", "kernel_a", "kernel_b", "n_a", "n_b", "kind", "change_us", "confidence"]
 TOTALS = ["name", "statistic", "outcome", "n_base", "n_head", "base_ns", "head_ns", "change", "low", "high"]
-FINDINGS = ["what", "where", "kind", "change_us", "confidence", "evidence"]
-REPLAYED = ["what", "verdict", "recorded_us", "hot_us", "cold_us", "in_order_us", "why"]
 STEP_TIMES = {"kernel_us": "kernel_sum", "span_us": "span", "idle_us": "idle"}
+COLUMNS = {  # of each table; else what its rows have
+    "rows": ["configuration", "rank", *ROWS, "types", "ns", "ns_a", "ns_b", "block"],
+    "api": ["name", "n_a", "n_b"],
+    "findings": ["what", "where", "kind", "change_us", "confidence", "evidence"],
+    "axes": ["name", "state", "a", "b", "share"],
+    "totals": TOTALS,
+    "replay": ["what", "verdict", "recorded_us", "hot_us", "cold_us", "in_order_us", "why"],
+    "around": ["what", "a", "b", "source"],
+    "step_times": ["side", "step", *STEP_TIMES],
+}
 TICKS = 20  # numbers below the figure of steps
 HEADLINES = 8  # findings in the verdict of the page
-PILLS = {"only in A": "warn", "only in B": "warn"}
-BY = {
-    "phase": "By phase",
-    "module": "By module: one row per module without its inner ones; layers that are alike are one row",
-    "op": "By op",
-    "kernel": "By kernel",
+PILLS = {ONLY_A: "warn", ONLY_B: "warn"}
+CAPTIONS = {  # of the tables that are on the page as they are
+    "findings": "Named changes, per unit; their rows of the recordings in findings.json",
+    "replay": "Recorded and replayed change per unit: alone with warm and with cold caches, and in order",
+    "by_phase": "By phase",
+    "by_module": "By module: one row per module without its inner ones; layers that are alike are one row",
+    "by_op": "By op",
+    "by_kernel": "By kernel",
+    "rows": "Parts of the change, largest first",
+    "api": "API calls per unit; those that differ come first",
+    "totals": "Totals over processes: mean, median, tail and first step",
+    "axes": "The same work? Absent is not compared",
+    "ranks": "Change per rank, B - A",
+    "around": "What else differs, beside the work",
 }
 Frames = dict[str, pd.DataFrame]
 
@@ -90,28 +105,23 @@ def _frames(difference: Difference, shown: Comparison, pair: Pair) -> Frames:
     steps = [
         {"side": side, "step": number}
         | {column: units.times_ns[name][index] / 1000 for column, name in STEP_TIMES.items()}
-        for side, units in (("A", pair.of_a), ("B", pair.of_b))
-        if units is not None
+        for side, units in zip("AB", pair.units or (), strict=False)
         for index, number in enumerate(units.numbers)
     ]
-    return {
-        "rows": _frame(rows, ["configuration", "rank", *ROWS, "types", "ns", "ns_a", "ns_b", "block"]),
-        "waterfall": pd.DataFrame(waterfall(shown) if shown.unit else []),
-        "api": _frame(records(shown.api), ["name", "n_a", "n_b"]),
-        "ranks": pd.DataFrame(by_rank(difference)),
-        "findings": _frame(findings, FINDINGS),
-        "axes": _frame(records(shown.axes), ["name", "state", "a", "b", "share"]),
-        "totals": _frame(records(shown.totals), TOTALS),
-        **({"replay": _frame(replays, REPLAYED)} if replays else {}),
-        "around": _frame(records(difference.around), ["what", "a", "b", "source"]),
-        **{f"by_{name}": pd.DataFrame(group_records(name, shown)) for name in KINDS if name in shown.groups},
-        "step_times": _frame(steps, ["side", "step", *STEP_TIMES]),
+    tables = {
+        "rows": rows,
+        "waterfall": waterfall(shown) if shown.unit else [],
+        "api": records(shown.api),
+        "ranks": by_rank(difference),
+        "findings": findings,
+        "axes": records(shown.axes),
+        "totals": records(shown.totals),
+        **({"replay": replays} if replays else {}),
+        "around": records(difference.around),
+        **{f"by_{name}": group_records(name, shown) for name in KINDS if name in shown.groups},
+        "step_times": steps,
     }
-
-
-def _frame(rows: Sequence[dict[str, Any]], columns: Sequence[str]) -> pd.DataFrame:
-    frame: pd.DataFrame = pd.DataFrame(rows, columns=list(columns))
-    return frame
+    return {name: pd.DataFrame(table, columns=COLUMNS.get(name)) for name, table in tables.items()}
 
 
 def _page(difference: Difference, shown: Comparison, frames: Frames, steps: Steps | None, out: Path) -> Page:
@@ -149,51 +159,35 @@ def _page(difference: Difference, shown: Comparison, frames: Frames, steps: Step
     )
 
 
-def _table(frames: Frames, name: str, caption: str, **settings: Any) -> list[Block]:
-    """Return the table as a block; nothing for one without rows."""
-    frame = frames.get(name)
-    if frame is None or not len(frame):
-        return []
-    columns = ["rank", *ROWS] if name == "rows" else [column for column in frame if column != "evidence"]
-    return [Table(frame[columns], caption, f"tables/{name}.csv", **settings)]
+def _tables(frames: Frames, *names: str, **settings: Any) -> list[Block]:
+    """Those of these tables that have rows."""
+    blocks: list[Block] = []
+    for name in names:
+        if name in frames and len(frame := frames[name]):
+            shown = (
+                ["rank", *ROWS] if name == "rows" else [column for column in frame if column != "evidence"]
+            )
+            blocks.append(Table(frame[shown], CAPTIONS[name], f"tables/{name}.csv", **settings))
+    return blocks
 
 
 def _sections(
     difference: Difference, shown: Comparison, frames: Frames, steps: Steps | None, out: Path
 ) -> list[Section]:
-    table = functools.partial(_table, frames)
+    tables = functools.partial(_tables, frames)
     not_named = [Prose(f"Not named: {text}.") for text in shown.unnamed]
-    named = table("findings", "Named changes, per unit; their rows of the recordings in findings.json")
-    replay: list[Block] = []
+    replay = tables("replay")
     if difference.replayed is not None:
-        words = "Recorded and replayed change per unit: alone with warm and with cold caches, and in order"
-        replay = [*table("replay", words), Points(difference.replay_notes or [NO_REPLAY])]
+        replay.append(Points(difference.replay_notes or [NO_REPLAY]))
     files = [(f"tables/{name}.csv", plural(len(frame), "row")) for name, frame in frames.items()]
     return [
         Section("The change", [*_change(shown, frames, out), *_by_step(frames, out)]),
         Section("Side by side", _side_by_side(shown, steps)),
-        Section("What changed", [*not_named, *(named or [Prose(nothing(shown))])]),
+        Section("What changed", [*not_named, *(tables("findings") or [Prose(nothing(shown))])]),
         Section("Replay", replay),
-        Section(
-            "By structure",
-            [block for name in BY for block in table(f"by_{name}", BY[name], pills=PILLS, open_rows=30)],
-        ),
-        Section(
-            "Rows",
-            [
-                *table("rows", "Parts of the change, largest first", open_rows=0),
-                *table("api", "API calls per unit; those that differ come first", open_rows=0),
-            ],
-        ),
-        Section(
-            "The whole",
-            [
-                *table("totals", "Totals over processes: mean, median, tail and first step"),
-                *table("axes", "The same work? Absent is not compared"),
-                *table("ranks", "Change per rank, B - A"),
-                *table("around", "What else differs, beside the work"),
-            ],
-        ),
+        Section("By structure", tables(*(f"by_{name}" for name in KINDS), pills=PILLS, open_rows=30)),
+        Section("Rows", tables("rows", "api", open_rows=0)),
+        Section("The whole", tables("totals", "axes", "ranks", "around")),
         Section("Limits", [Points([*shown.notes, *problems(difference)])]),
         Section(
             "Export",
@@ -230,7 +224,7 @@ def _by_step(frames: Frames, out: Path) -> list[Block]:
     if longest < 2:
         return []
     series = {
-        str(side): np.concatenate([kernel_us, np.full(longest - len(kernel_us), np.nan)])
+        str(side): np.pad(kernel_us, (0, longest - len(kernel_us)), constant_values=np.nan)
         for side, kernel_us in sides.items()
     }
     tick_step = max(1, longest // TICKS)
@@ -249,12 +243,8 @@ def _side_by_side(shown: Comparison, steps: Steps | None) -> list[Block]:
         "side waits at its end. Coloured by change: slower, another kernel, on one side only"
     )
     recorded = "The same two steps as they were recorded, from the first operation on"
-    return [
-        Timeline(
-            "A and B, aligned by their structure",
-            {**packed(steps.aligned), "by": "change"},
-            aligned,
-            "tables/steps.csv",
-        ),
-        Timeline("A and B as recorded", packed(steps.recorded), recorded, "tables/steps.csv"),
-    ]
+    views = {
+        "A and B, aligned by their structure": ({**packed(steps.aligned), "by": "change"}, aligned),
+        "A and B as recorded": (packed(steps.recorded), recorded),
+    }
+    return [Timeline(name, bars, caption, "tables/steps.csv") for name, (bars, caption) in views.items()]

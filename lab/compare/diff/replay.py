@@ -1,9 +1,9 @@
 """`lab diff A B --replay`: whether a change is the kernel's own or its neighbourhood's.
 
-The recorded calls of both sides run again on one GPU of this machine, by the kernels room's replay (its own
-command, in a process each): hot, cold and in order. A change that comes back when the calls run alone is the
-kernels' own. One that comes back in order only is what runs before them: the caches. One that never comes
-back was in the recording's surroundings: clocks, overlap, contention.
+The recorded calls of both sides run again on one GPU of this machine, by the kernels room's replay: hot, cold
+and in order. A change that comes back when the calls run alone is the kernels' own. One that comes back in
+order only is what runs before them: the caches. One that never does was around them: clocks, overlap,
+contention.
 """
 
 from __future__ import annotations
@@ -76,15 +76,15 @@ def replay_findings(
 ) -> None:
     """Add the verdict of each finding that has one, and notes; paths: of both sides; runs stay in `out`.
 
-    Raises UsageError for recordings without arguments of ops, BusyError for a folder with earlier replays,
-    StepFailed for a replay that ends without a result.
+    Raises UsageError for recordings without arguments of ops, BusyError for earlier replays, StepFailed.
     """
     pair = compared.shown
-    if not pair.comparison.unit:
+    if not pair.units:
         return
+    a, b = (units.work for units in pair.units)
     if out.exists() and any(out.iterdir()):
         raise BusyError("earlier replays are here", location=out, fix="name another -o")
-    for work in (pair.a, pair.b):
+    for work in (a, b):
         if not (work.trace.operators.types_id >= 0).any():
             raise UsageError(
                 "a replay needs the arguments of ops, which this recording does not hold",
@@ -92,9 +92,9 @@ def replay_findings(
                 fix="record with torch.profiler and record_shapes=True",
             )
     times: dict[tuple[str, str], Times] = {}
-    notes: list[str] = []
+    notes: dict[str, None] = {}
     memory = True  # the replay in order has the model's caches
-    sides = ("A", pair.a, paths[0], execution_trace_a), ("B", pair.b, paths[1], execution_trace_b)
+    sides = ("A", a, paths[0], execution_trace_a), ("B", b, paths[1], execution_trace_b)
     for mode, (side, work, path, nodes) in itertools.product(MODES, sides):
         click.echo(f"replaying {side}, {mode}", err=True)
         folder = out / f"{side}_{mode}"
@@ -104,23 +104,23 @@ def replay_findings(
         _run([*source, *(["--execution-trace", str(nodes)] if nodes else [])], folder, mode, image)
         times[side, mode], knows_memory, texts = read_times(folder)
         memory &= knows_memory
-        notes += [f"{side}: {text}" for text in texts]
+        notes |= dict.fromkeys(f"{side}: {text}" for text in texts)
     compared.difference.replayed = [
         judge(index, finding, pair.comparison.rows, times, memory=memory)
         for index, finding in enumerate(pair.comparison.findings)
         if finding.kind in REPLAYED
     ]
-    compared.difference.replay_notes = list(dict.fromkeys(notes))
+    compared.difference.replay_notes = [*notes]
 
 
 def _run(source: Sequence[str], folder: Path, mode: str, image: str | None, gpus: str = "1") -> None:
     home = str(Path(lab.__file__).parents[1])
     command = [sys.executable, "-m", "lab", "run", *(["--image", image] if image else [])]
     command += ["--quiet", "--gpus", gpus, "-o", str(folder), "kernels", "replay", *source, "--mode", mode]
-    paths = [home, *filter(None, [os.environ.get("PYTHONPATH")])]
+    paths = os.pathsep.join(filter(None, [home, os.environ.get("PYTHONPATH")]))
     result = subprocess.run(
         command,
-        env={**os.environ, "PYTHONPATH": os.pathsep.join(paths)},
+        env={**os.environ, "PYTHONPATH": paths},
         capture_output=True,
         text=True,
         errors="replace",
@@ -176,13 +176,14 @@ def dims_of(signature: dict[str, Any]) -> str:
     """The shapes as a trace writes them, one entry per argument."""
     if (raw := signature.get("raw")) is not None:
         return _text(raw.get("dims", []))
-    dims: list[Any] = []
-    for arg in signature.get("args") or []:
-        if (tensors := arg.get("tensors")) is not None:
-            dims.append([tensor.get("shape", []) if tensor else [] for tensor in tensors])
-        else:
-            dims.append((arg.get("tensor") or {}).get("shape", []))
-    return _text(dims)
+    return _text([_shapes(arg) for arg in signature.get("args") or []])
+
+
+def _shapes(arg: dict[str, Any]) -> list[Any]:
+    if (tensors := arg.get("tensors")) is not None:
+        return [_shapes({"tensor": tensor}) for tensor in tensors]
+    shape: list[Any] = (arg.get("tensor") or {}).get("shape", [])
+    return shape
 
 
 def _text(dims: Any) -> str:
@@ -198,18 +199,13 @@ def judge(
     memory: bool = True,
 ) -> Replayed:
     """What the three modes say of one finding."""
-    of_a: Calls = {}
-    of_b: Calls = {}
-    for row in (rows[member] for member in finding.rows):
-        key_a, key_b = row.keys
-        of_a |= {key_a: (row.n_a, row.ns_a)} if key_a else {}
-        of_b |= {key_b: (row.n_b, row.ns_b)} if key_b else {}
+    members = [rows[member] for member in finding.rows]
+    of_a: Calls = {key: (row.n_a, row.ns_a) for row in members if (key := row.keys[0])}
+    of_b: Calls = {key: (row.n_b, row.ns_b) for row in members if (key := row.keys[1])}
     recorded = sum(ns for _, ns in of_b.values()) - sum(ns for _, ns in of_a.values())
     changes, spread, reasons = dict[str, float](), dict[str, float](), list[str]()
     for mode in MODES:
-        a, b = (
-            _sum(of_side, times[side, mode], side, reasons) for side, of_side in (("A", of_a), ("B", of_b))
-        )
+        a, b = (_sum(calls, times[side, mode], side, reasons) for side, calls in (("A", of_a), ("B", of_b)))
         if a and b:
             changes[mode], spread[mode] = b[0] - a[0], a[1] + b[1]
     verdict, reason = decide(recorded, changes, spread, memory=memory)

@@ -22,7 +22,8 @@ from lab.recordings.names import short_name
 MOST = 8_000  # operations of a unit that are aligned: seconds; the time grows with the square
 Op = tuple[str, str]  # op, dims
 Path = tuple[str, ...]  # a phase, then modules, outermost first
-PARTS = ("count", "other_kernel", "op_gone", "op_new", "same_kernel_duration")
+SHARED = "same_kernel_duration"  # the change of a kernel that both sides have
+PARTS = ("count", "other_kernel", "op_gone", "op_new", SHARED)
 
 
 class Row(msgspec.Struct, kw_only=True):
@@ -68,7 +69,11 @@ def split(a: Sums, b: Sums) -> list[Row]:
     lone: dict[tuple[str, ...], tuple[list[Key], list[Key]]] = {}
     for key in sorted(a.keys() | b.keys()):
         if key in a and key in b:
-            rows += _shared(key, a, b)
+            (n_a, ns_a), (n_b, ns_b) = a[key], b[key]
+            d_a, d_b = ns_a / n_a, ns_b / n_b
+            rows.append(_row(SHARED, key, key, a, b, (d_b - d_a) * (n_a + n_b) / 2))
+            if n_a != n_b:
+                rows.append(_row("count", key, key, a, b, (n_b - n_a) * (d_a + d_b) / 2))
         else:
             lone.setdefault(key[:3], ([], []))[key in b].append(key)
     ops_a, ops_b = ({key[:3] for key in side} for side in (a, b))
@@ -87,15 +92,6 @@ def split(a: Sums, b: Sums) -> list[Row]:
 
 def parts_of(rows: list[Row]) -> dict[str, float]:
     return {part: float(sum(row.ns for row in rows if row.kind == part)) for part in PARTS}
-
-
-def _shared(key: Key, a: Sums, b: Sums) -> list[Row]:
-    (n_a, ns_a), (n_b, ns_b) = a[key], b[key]
-    d_a, d_b = ns_a / n_a, ns_b / n_b
-    rows = [_row("same_kernel_duration", key, key, a, b, (d_b - d_a) * (n_a + n_b) / 2)]
-    if n_a != n_b:
-        rows.append(_row("count", key, key, a, b, (n_b - n_a) * (d_a + d_b) / 2))
-    return rows
 
 
 def _row(kind: str, old: Key | None, new: Key | None, a: Sums, b: Sums, ns: float | None = None) -> Row:
@@ -126,9 +122,8 @@ class Block(msgspec.Struct, kw_only=True):
     ops_b: list[str]
     times: int
     ns: float = 0.0
-    module_path: str = msgspec.field(
-        name="where", default=""
-    )  # the innermost phase and module around all of them, layers as one
+    # The innermost phase and module around all of them, layers as one.
+    module_path: str = msgspec.field(name="where", default="")
 
 
 def opcodes(a: Sequence[Key], b: Sequence[Key]) -> list[tuple[str, int, int, int, int]]:

@@ -13,6 +13,7 @@ from lab.compare.diff.comparison import Comparison, Difference, Job, Replayed
 from lab.compare.diff.findings import WHOLE
 from lab.compare.diff.judge import BELOW, EXACT, FLOOR_SHARE, STEPS_VARY, WITHIN
 from lab.compare.diff.split import PARTS
+from lab.compare.side import place_text
 from lab.compare.units import CAUSE_WORDS, CAUSES
 from lab.compare.whole import KERNELS, MEAN, SPAN, total_words
 from lab.core.words import plural, printable
@@ -42,7 +43,7 @@ def text(difference: Difference, top: int = 12, by: Sequence[str] = ()) -> str:
         "",
     ]
     if len(difference.ranks) > 1:
-        lines += [*(job_words(job) for job in difference.jobs), "", rows_table(by_rank(difference)), ""]
+        lines += [*map(job_words, difference.jobs), "", rows_table(by_rank(difference)), ""]
         lines += [f"Shown is {rank_words(shown)}: its own time, outside communication, changed most.", ""]
     lines += of_rank(shown, top)
     for name in by:
@@ -85,20 +86,19 @@ def replayed(results: Sequence[Replayed], shown: Comparison, notes: Sequence[str
 def by_group(name: str, shown: Comparison, top: int) -> list[str]:
     """The rows of --by; what is not shown is summed up, so that the column adds up to the whole."""
     groups = group_records(name, shown)
-    cut = groups if name == "module" else groups[:top]
-    columns = [name, "on", *SUMMED, *(["change_with_inner_us"] if name == "module" else [])]
+    is_module = name == "module"
+    cut = groups if is_module else groups[:top]
+    columns = [name, "on", *SUMMED, *(["change_with_inner_us"] if is_module else [])]
     rows = [{column: group[column] for column in columns} for group in cut]
-    for row in rows if name == "module" else ():
+    for row in rows if is_module else ():
         *above, key = row[name].split(" / ")
         row[name] = "  " * len(above) + key
-    if hidden := groups[len(cut) :]:
-        rows.append({name: plural(len(hidden), "further row"), "on": "", **_sum(hidden)})
-    rows.append({name: "all", "on": "", **_sum(groups)})
+    hidden = groups[len(cut) :]
+    for label, summed in ((plural(len(hidden), "further row"), hidden), ("all", groups)):
+        if summed or label == "all":
+            sums = {column: sum(group[column] for group in summed) for column in SUMMED}
+            rows.append({name: label, "on": "", **sums})
     return [f"Kernel time by {name} (per unit; B against A)", rows_table(rows)]
-
-
-def _sum(groups: Sequence[dict[str, Any]]) -> dict[str, float]:
-    return {column: sum(group[column] for group in groups) for column in SUMMED}
 
 
 def group_records(name: str, shown: Comparison) -> list[dict[str, Any]]:
@@ -123,14 +123,9 @@ def around(difference: Difference, top: int) -> list[str]:
     """What differs beside the change."""
     if not difference.around:
         return ["Nothing that both recordings say of themselves (GPU, versions, ranks) differs."]
-    cut = difference.around[:top]
-    lines = [f"  {differs.name}: {differs.change}  [{differs.source}]" for differs in cut]
-    hidden = len(difference.around) - len(cut)
-    return [
-        "What else differs",
-        *lines,
-        *([f"  and {hidden} more: -o OUT, --json, or --top"] if hidden else []),
-    ]
+    lines = [f"  {differs.name}: {differs.change}  [{differs.source}]" for differs in difference.around]
+    hidden = [f"  and {len(lines) - top} more: -o OUT, --json, or --top"] if len(lines) > top else []
+    return ["What else differs", *lines[:top], *hidden]
 
 
 def problems(difference: Difference) -> list[str]:
@@ -226,8 +221,7 @@ def nothing(comparison: Comparison) -> str:
 
 
 def headline(comparison: Comparison) -> str:
-    name = rank_words(comparison)
-    unit = "the whole recording"
+    name, unit = rank_words(comparison), "the whole recording"
     if comparison.unit:
         unit = f"per {unit_words(comparison.unit)}"
         unit += f" ({comparison.units_a:g} in A, {comparison.units_b:g} in B)"
@@ -240,8 +234,7 @@ def headline(comparison: Comparison) -> str:
 
 
 def rank_words(comparison: Comparison) -> str:
-    rank = f"rank {comparison.rank}"
-    return f"{comparison.configuration}, {rank}" if comparison.configuration else rank
+    return place_text((comparison.configuration, comparison.rank))
 
 
 def unit_words(unit: str | None) -> str:
@@ -257,11 +250,11 @@ def signed(change_ns: float, of_ns: float) -> str:
 
 def waterfall(comparison: Comparison) -> list[dict[str, Any]]:
     """Lead from the change of kernel time to the change of the unit's span; the last row is the rows' sum."""
-    rows = [(WORDS[part], comparison.parts[part]) for part in PARTS]
-    rows += [
+    rows = [
+        *((WORDS[part], comparison.parts[part]) for part in PARTS),
         ("less overlap of kernels", -comparison.overlap_ns),
         *((f"idle GPU, {CAUSE_WORDS[cause]}", getattr(comparison, f"{cause}_ns")) for cause in CAUSES),
         ("residual", comparison.residual_ns),
+        ("change of the unit's span", comparison.span_ns),
     ]
-    rows.append(("change of the unit's span", comparison.span_ns))
     return [{"class": name, "change_us": round(ns / 1000, 3) + 0.0} for name, ns in rows]  # no -0

@@ -1,8 +1,7 @@
 """One unit of A and one of B as bars on one axis, each segment of the work beginning at the same place.
 
-Operations are paired in their order of launch (`diff.split`). A segment is a run of pairs of one
-module; it is as long as the longer side's, and where one side lacks operations it has a gap. Within a segment
-times are as recorded.
+Operations are paired in their order of launch (`diff.split`). A segment is a run of pairs of one module, as
+long as the longer side's; within it times are as recorded.
 """
 
 from __future__ import annotations
@@ -45,8 +44,11 @@ def timelines(a: Placed, b: Placed) -> Steps | None:
     if not min(map(len, rows)) or max(map(len, rows)) > MOST:
         return None
     # Positions in both sequences that are the same op and shapes, rising.
-    blocks = [block for block in opcodes(a.units.sequence, b.units.sequence) if block[0] == "equal"]
-    rising = [(i1 + offset, j1 + offset) for _, i1, i2, j1, _ in blocks for offset in range(i2 - i1)]
+    rising = [
+        (i1 + offset, j1 + offset)
+        for tag, i1, i2, j1, _ in opcodes(a.units.sequence, b.units.sequence)
+        for offset in range(i2 - i1 if tag == "equal" else 0)
+    ]
     pairs = np.array(rising, dtype=np.int64).reshape(-1, 2)
     frames = [_frame(side, number) for number, side in enumerate((a, b))]
     _compare(frames, pairs)
@@ -62,7 +64,7 @@ def timelines(a: Placed, b: Placed) -> Steps | None:
 
 def _frame(side: Placed, number: int) -> pd.DataFrame:
     """The operations of the usual unit in order of launch."""
-    work, rows, keys = side.work, side.units.usual, side.units.sequence
+    work, rows, keys = side.units.work, side.units.usual, side.units.sequence
     ops = work.ops.take(rows)
     families = np.array([FAMILY_OF[kind] for kind in CLASSES])[row_classes(work.trace)[work.order[rows]]]
     places = [side.places[index] for index in side.place[rows].tolist()]
@@ -97,9 +99,7 @@ def _compare(frames: list[pd.DataFrame], pairs: np.ndarray) -> None:
         SAME,
     )
     for side in (0, 1):
-        texts = frames[side]["change"].to_numpy(dtype=object, copy=True)
-        texts[pairs[:, side]] = change
-        frames[side]["change"] = texts
+        frames[side].loc[pairs[:, side], "change"] = change
 
 
 def _aligned(frames: list[pd.DataFrame], pairs: np.ndarray) -> list[np.ndarray]:
@@ -121,20 +121,16 @@ def _anchors(frames: list[pd.DataFrame], pairs: np.ndarray) -> np.ndarray:
     """The pairs at which a segment begins: after operations without a partner, or in another module."""
     if not len(pairs):
         return pairs
-    module = [(frame["phase"] + "|" + frame["module"]).to_numpy() for frame in frames]
-    new = np.ones(len(pairs), dtype=bool)
-    new[1:] = (np.diff(pairs, axis=0) != 1).any(axis=1)
-    for side in (0, 1):
-        module_of_pair = module[side][pairs[:, side]]
-        new[1:] |= module_of_pair[1:] != module_of_pair[:-1]
-    return pairs[new]
+    modules = [(frame["phase"] + "|" + frame["module"]).to_numpy() for frame in frames]
+    of_pairs = np.stack([modules[side][pairs[:, side]] for side in (0, 1)], axis=1)
+    is_new = (np.diff(pairs, axis=0) != 1) | (of_pairs[1:] != of_pairs[:-1])
+    anchors: np.ndarray = pairs[np.append(True, is_new.any(axis=1))]
+    return anchors
 
 
 def _marks(frame: pd.DataFrame) -> list[Span]:
     """Phases, by what was launched in them."""
     ends = frame.assign(end_us=frame["start_us"] + frame["dur_us"])
     by_phase = ends[ends["phase"] != ""].groupby("phase", sort=False)
-    marks = [
-        Span(str(name), float(part["start_us"].min()), float(part["end_us"].max())) for name, part in by_phase
-    ]
-    return sorted(marks, key=lambda mark: mark.start_us)
+    edges = by_phase.agg({"start_us": "min", "end_us": "max"}).sort_values("start_us", kind="stable")
+    return [Span(str(name), float(start_us), float(end_us)) for name, start_us, end_us in edges.itertuples()]

@@ -49,38 +49,27 @@ def test_equal_recordings_differ_in_nothing(tmp_path):
     assert (found.span_ns, found.idle_ns, found.units_a) == (0, 0, 4)
 
 
+def slower(scale):
+    """BASE with other times of its products."""
+    return [[(op, d, k, us * (scale if op == "aten::mm" else 1)) for op, d, k, us in step] for step in BASE]
+
+
 def test_one_op_five_percent_slower_is_named_alone_with_its_size(tmp_path):
-    slow = [
-        [(op, dims, k, dur * (1.05 if op == "aten::mm" else 1)) for op, dims, k, dur in step] for step in BASE
-    ]
-    found = of(tmp_path, b=slow)
+    found = of(tmp_path, b=slower(1.05))
     adds_up(found)
     assert [one.kind for one in found.findings] == ["same_kernel_duration"]
     assert found.findings[0].ns == pytest.approx(2 * 2000) and "aten::mm" in found.findings[0].text
-    assert (
-        found.parts["same_kernel_duration"] == pytest.approx(4000)
-        and found.rows[0].confidence == "one pair only"
-    )
+    assert found.parts["same_kernel_duration"] == pytest.approx(4000)
+    assert found.rows[0].confidence == "one pair only"
 
 
 def test_another_kernel_for_an_op_is_one_exchange(tmp_path):
-    other = [
-        [
-            (op, dims, "gemm_256" if op == "aten::mm" else k, dur + 2 * (op == "aten::mm"))
-            for op, dims, k, dur in s
-        ]
-        for s in BASE
-    ]
+    other = [[(op, d, k.replace("128", "256"), us) for op, d, k, us in step] for step in slower(1.05)]
     found = of(tmp_path, b=other)
     adds_up(found)
     row = next(row for row in found.rows if row.ns)
-    assert (row.kind, row.kernel_a, row.kernel_b, row.n_a, row.n_b) == (
-        "other_kernel",
-        "gemm_128",
-        "gemm_256",
-        2,
-        2,
-    )
+    kernels = (row.kernel_a, row.kernel_b, row.n_a, row.n_b)
+    assert kernels == ("gemm_128", "gemm_256", 2, 2) and row.kind == "other_kernel"
     assert row.ns == found.parts["other_kernel"] == pytest.approx(4000) and len(found.findings) == 1
 
 
@@ -136,16 +125,12 @@ def test_kernels_whose_ops_are_not_known_are_ordered_by_their_names(tmp_path):
 
 
 def test_ops_that_took_the_place_of_others_are_one_block_for_all_layers(tmp_path):
-    def swapped(step):
-        out = []
-        for op, dims, kernel, dur in step:
-            if op == "aten::relu":
-                out += [("aten::exp", dims, "exp", 4.0), ("aten::sum", dims, "sum", 5.0)]
-            else:
-                out.append((op, dims, kernel, dur))
-        return out
-
-    found = of(tmp_path, b=[swapped(step) for step in BASE])
+    parts = {"aten::relu": [("aten::exp", "exp", 4.0), ("aten::sum", "sum", 5.0)]}
+    swapped = [
+        [(new, d, *rest) for op, d, k, us in step for new, *rest in parts.get(op, [(op, k, us)])]
+        for step in BASE
+    ]
+    found = of(tmp_path, b=swapped)
     adds_up(found)
     block = found.blocks[0]
     assert (block.ops_a, block.ops_b, block.times) == (["aten::relu"], ["aten::exp", "aten::sum"], 2)
@@ -267,10 +252,9 @@ def test_a_step_too_long_to_align_is_compared_and_said(tmp_path, monkeypatch):
 
 
 def test_a_sweep_is_compared_configuration_by_configuration(tmp_path):
-    slow = [[(op, d, k, us * (1.5 if op == "aten::mm" else 1)) for op, d, k, us in step] for step in BASE]
     for side in "ab":
         for channels in (28, 42):
-            steps = slow if (side, channels) == ("b", 42) else BASE
+            steps = slower(1.5) if (side, channels) == ("b", 42) else BASE
             for rank in range(2):
                 folder = tmp_path / side / f"{channels}ch" / "torch_profiler" / f"rank_{rank}"
                 trace(folder / "trace.json", steps, rank=rank)
@@ -377,11 +361,7 @@ def test_repeats_prove_what_one_pair_suggests_and_take_back_what_is_noise(tmp_pa
     def process(name, scale, noise):
         random.seed(name)
         steps = [
-            [
-                (op, d, k, dur * (scale if op == "aten::mm" else 1) * random.uniform(1 - noise, 1 + noise))
-                for op, d, k, dur in s
-            ]
-            for s in BASE
+            [(*op, us * random.uniform(1 - noise, 1 + noise)) for *op, us in step] for step in slower(scale)
         ]
         return trace(tmp_path / f"{name}.json", steps)
 
@@ -468,11 +448,8 @@ def test_steps_of_two_processes_at_once_are_said_to_overlap(tmp_path):
 def test_a_repeat_without_the_ranks_that_are_compared_is_said(tmp_path):
     for side in "abcd":
         for rank in (0, 1):
-            trace(
-                tmp_path / side / f"rank{rank}.json",
-                [layer(1 + random.random() / 1e3) for _ in range(3)],
-                rank=rank,
-            )
+            steps = [layer(1 + random.random() / 1e3) for _ in range(3)]
+            trace(tmp_path / side / f"rank{rank}.json", steps, rank=rank)
     (tmp_path / "c" / "rank1.json").unlink()
     (tmp_path / "d" / "rank0.json").write_text("{")
     sides = [tmp_path / side for side in "abcd"]
@@ -488,11 +465,16 @@ def test_two_processes_per_side_prove_nothing(tmp_path):
     assert "2 and 2 processes prove nothing: 3 per side are the least" in " ".join(found.notes)
 
 
-def test_a_copy_of_a_recording_is_no_repeat(tmp_path):
+def test_a_copy_and_a_recording_without_the_unit_are_no_repeats(tmp_path):
     a, b = trace(tmp_path / "a.json", BASE), trace(tmp_path / "b.json", [layer(1.5) + layer(1.5)] * 4)
-    copied = shutil.copy(a, tmp_path / "again.json")
+    copied, bare = shutil.copy(a, tmp_path / "again.json"), trace(tmp_path / "c.json", BASE, prefix="part ")
     with pytest.raises(UsageError, match="is a copy of"):
         compare(a, b, repeats_a=[copied], repeats_b=[b])
+    with pytest.raises(BadDataError, match="no step is marked"):
+        compare(a, b, repeats_a=[bare])
+    other = trace(tmp_path / "d.json", [[("op", [], "k", 50.0)]] * 4, prefix="part ")
+    with pytest.raises(BadDataError, match="no call of gemm_128"):
+        compare(bare, bare, repeats_a=[other])
 
 
 def test_of_a_hundred_equal_pairs_of_processes_at_most_one_names_anything(tmp_path):
