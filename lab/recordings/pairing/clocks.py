@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from lab.recordings.pairing.rows import CallRows, Match
+from lab.recordings.pairing.rows import CallRows
 from lab.stats import robust
 from lab.stats.columns import distinct
 
@@ -56,27 +56,29 @@ class Clock:
 
 
 def clocks_of(
-    rows: CallRows, matches: Sequence[Match], *, hosts: Mapping[int, str] | None = None
+    rows: CallRows, call: np.ndarray, *, hosts: Mapping[int, str] | None = None
 ) -> tuple[Clock, ...]:
-    """The clock of every rank against the median rank's; hosts: where they run, if that is known."""
-    grids = [_grid(rows, group, match) for group, match in enumerate(matches)]
-    filled = [grid for grid in grids if grid is not None]
+    """The clock of every rank against the median rank's; call (n,): the number of each row's call, or -1.
+
+    hosts: where the ranks run, if that is known.
+    """
+    grids = [*filter(None, (_grid(rows, group, call) for group in range(len(rows.groups))))]
     several = hosts is not None and len({hosts.get(rank, "") for rank in rows.ranks}) > 1
-    deviation = _median_deviation(len(rows.ranks), filled)
+    deviation = _median_deviation(len(rows.ranks), grids)
     # A middle rank as reference: against a late rank 0 all others would seem early.
     reference = _middle_rank(deviation)
     estimates = {reference: _Estimate(np.zeros(1), np.zeros(1, dtype=np.int64), 0.0, 0.0, 0.0)}
     todo = [reference]
     while todo:  # a rank that shares no group with the reference is reached over one that does
         base = todo.pop(0)
-        for grid in filled:
+        for grid in grids:
             for index, estimate in _against(grid, base, estimates[base]):
                 if index not in estimates:
                     estimates[index] = estimate
                     todo.append(index)
     ranks = range(len(rows.ranks))
     offsets = np.array([estimates[i].offset_ns if i in estimates else 0.0 for i in ranks])
-    apart = _never_met(filled, offsets)
+    apart = _never_met(grids, offsets)
     # A rank whose times are impossible only against a third one is found by the calls that never met.
     clocks = [_clock(rows.ranks[i], estimates.get(i), i == reference, several or i in apart) for i in ranks]
     return _of_hosts(clocks, hosts) if several and hosts else tuple(clocks)
@@ -107,18 +109,16 @@ class _Estimate:
         return robust.median(self.differences) + self.base_ns
 
 
-def _grid(rows: CallRows, group: int, match: Match) -> _Grid | None:
+def _grid(rows: CallRows, group: int, call: np.ndarray) -> _Grid | None:
     members = rows.of_group(group)
-    wanted = (match.call >= 0) & rows.blocking[members] & (rows.dur[members] > 0)
-    if not wanted.any():
-        return None
-    index, call = members[wanted], match.call[wanted]
+    index = members[(call[members] >= 0) & rows.blocking[members] & (rows.dur[members] > 0)]
     ranks = distinct(rows.rank_index[index])
     if len(ranks) < 2:
         return None
-    shape = (int(call.max()) + 1, len(ranks))
+    calls = distinct(call[index])
+    shape = (len(calls), len(ranks))
     start, end = np.full(shape, np.nan), np.full(shape, np.nan)
-    cells = call, np.searchsorted(ranks, rows.rank_index[index])
+    cells = np.searchsorted(calls, call[index]), np.searchsorted(ranks, rows.rank_index[index])
     # float64 keeps 256 ns of a unix time in ns; counted from the first start it is exact.
     origin = int(rows.start[index].min())
     start[cells] = rows.start[index] - origin

@@ -7,7 +7,6 @@ import re
 from collections.abc import Callable, Sequence
 from typing import Any
 
-import msgspec
 import numpy as np
 
 from lab.perfmodel.calls import json_list
@@ -37,7 +36,7 @@ def collective_instances(trace: Capture) -> Table:
     Columns: collective ("" where not recorded), in_nelems, out_nelems, dtype, group_size,
     msg_bytes (the total S of nccl-tests: the larger of both buffers), pg_name, pg_desc, pg_ranks, seq, ts_ns,
     dur_ns, stream, correlation, grid_x, block_x, step, kernel (name), row (of `ops`, or of `annotations`),
-    in_split and out_split (JSON lists as text), exchanges (the partners of sends and receives, `exchanges`).
+    in_split and out_split (JSON lists as text), exchanges (tuples of the legs of sends and receives).
     """
     columns = _collectives_on_gpu(trace) if device_of(trace) == "gpu" else _collectives_on_cpu(trace)
     nelems = np.maximum(columns["in_nelems"], columns["out_nelems"])
@@ -137,7 +136,8 @@ def _collectives_on_cpu(trace: Capture) -> dict[str, np.ndarray]:
         "out_nelems": np.array(gathered, dtype=np.int64),
         "dtype": objects([str(calls[0]) if calls else "" for calls in dtypes]),
         "group_size": np.full(len(rows), group_size),
-        **dict.fromkeys(("pg_name", "pg_desc", "pg_ranks", "in_split", "out_split", "exchanges"), nothing),
+        **dict.fromkeys(("pg_name", "pg_desc", "pg_ranks", "in_split", "out_split"), nothing),
+        "exchanges": objects([()] * len(rows)),
         **dict.fromkeys(("seq", "stream", "correlation", "grid_x", "block_x"), unknown),
         "ts_ns": calls.start_ns,
         "dur_ns": calls.dur_ns,
@@ -165,13 +165,13 @@ Leg = tuple[int, int]
 
 
 def exchanges_of(trace: Capture, rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """The legs of each communication kernel (n,) as JSON `[[1, 3], [0, 1]]`; "" where none is known.
+    """The legs of each communication kernel (n,), () where none is known.
 
     The second value: for kernels of several calls, the row of `comm_ops` of the first of them, -1 otherwise.
     A kernel of `batch_isend_irecv` has no metadata of its own: the calls since the launch before it on the
     same thread, which launched nothing themselves, are its legs.
     """
-    legs: list[list[Leg]] = [[] for _ in range(len(rows))]
+    legs: list[tuple[Leg, ...]] = [()] * len(rows)
     names = trace.text(trace.ops.name_id[rows])
     exchanging = {name for name in set(names.tolist()) if is_exchange(name)}
     candidates = np.flatnonzero([name in exchanging for name in names.tolist()])
@@ -187,20 +187,14 @@ def exchanges_of(trace: Capture, rows: np.ndarray) -> tuple[np.ndarray, np.ndarr
         used.add(op_row)
         leg = of_op.get(op_row) or of_kernel.get(kernel_row)
         if leg is not None:
-            legs[index] = [leg]
+            legs[index] = (leg,)
         elif op_row < 0 and kernel_row < 0:
             bare.append(index)
     batches = _batches(trace, rows, bare, [row for row in of_op if row not in used])
     first_op = np.full(len(rows), -1, dtype=np.int64)
     for index, op_rows in batches.items():
-        legs[index], first_op[index] = [of_op[row] for row in op_rows], op_rows[0]
-    texts = [msgspec.json.encode(parts).decode() if parts else "" for parts in legs]
-    return objects(texts), first_op
-
-
-def parse(text: str) -> list[Leg]:
-    """The legs of one kernel."""
-    return [(sends, peer) for sends, peer in msgspec.json.decode(text, type=list[tuple[int, int]])]
+        legs[index], first_op[index] = tuple(of_op[row] for row in op_rows), op_rows[0]
+    return objects(legs), first_op
 
 
 def is_exchange(kernel: str) -> bool:
