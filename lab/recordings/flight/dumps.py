@@ -152,9 +152,8 @@ def _stack(path: Path | None) -> str:
 def _read(path: Path, rank: int, stack: str) -> Dump:
     data = read_whole(path, MOST_BYTES)
     document = _json(data, path) if data.lstrip()[:1] in (b"{", b"[") else _unpickled(data, path)
-    if not isinstance(document, dict) or not {"entries", "pg_config", "pg_status"} & document.keys():
-        raise BadDataError("no flight-recorder dump: it has no list of entries", location=path)
-    entries = document.get("entries", [])
+    is_dump = isinstance(document, dict) and {"entries", "pg_config", "pg_status"} & document.keys()
+    entries = document.get("entries", []) if is_dump else None
     if not isinstance(entries, list):
         raise BadDataError("no flight-recorder dump: it has no list of entries", location=path)
     if len(entries) > MOST_ENTRIES:

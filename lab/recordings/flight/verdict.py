@@ -17,7 +17,7 @@ _MOST_RANKS = 1 << 16
 _DEFAULT_GROUPS = ("0", "default_pg")  # which all ranks are in
 _NOT_WHOLE = "nothing says how many ranks the job has, and others may stand elsewhere"
 _COLLECTIVES = "torch/distributed/distributed_c10d.py"
-_LIBRARY = ("site-packages/torch/", "dist-packages/torch/", "/torch/distributed/", "<frozen")
+_LIBRARY = ("site-packages/torch/", "dist-packages/torch/", "/torch/distributed/", "<frozen", "/threading.py")
 _TRANSFER = re.compile(r"(send|recv) \d+(?:->|<-)(\d+)")  # as `recv 1<-0`: numbers within the group
 
 
@@ -448,14 +448,15 @@ def _stack_frames(stack: str) -> list[str]:
 
 def _stack_line(stack: str) -> str:
     """The innermost line of the user's own code in a Python stack."""
-    frames = _stack_frames(stack)
-    users = [line for line in frames if not any(part in line for part in (*_LIBRARY, "/threading.py"))]
-    return printable([*users, *frames][0][:200]) if frames else ""
+    return printable(_innermost(_stack_frames(stack))[:200])
 
 
 def _source(entry: Entry | None) -> str:
     """The innermost frame outside torch; "" for no entry."""
-    frames = entry.frames if entry else ()
+    return _innermost(entry.frames if entry else ())
+
+
+def _innermost(frames: Sequence[str]) -> str:
     users = [frame for frame in frames if not any(part in frame for part in _LIBRARY)]
     return [*users, *frames, ""][0]
 

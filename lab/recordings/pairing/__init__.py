@@ -36,9 +36,9 @@ class Pairs:
     one rank alone has NaN skews and straggler_rank -1.
     instances: the rows of every rank's table with rank, collective_id (-1: cannot be matched; of several
     sends and receives in one kernel the first), all_in_ns (when the last of those it waits for had come),
-    awaited (that one's rank, -1 where it cannot be told), wait_us until then, and ts_ns corrected by
-    offsets_ns. legs: of every paired send and receive its instance and collective_id, the ranks that it goes
-    from and to, and whether it waits (a send that NCCL buffered does not).
+    awaited (that one's rank, -1 where it cannot be told), p2p (a send or receive), wait_us until then, and
+    ts_ns corrected by offsets_ns. legs: of every paired send and receive its instance and collective_id, the
+    ranks that it goes from and to, and whether it waits (a send that NCCL buffered does not).
     clocks: each rank's clock against the reference rank's, with bounds; offsets_ns: what was subtracted from
     each rank's times in the middle of the recording, if they were impossible. problems: sentences.
     """
@@ -177,6 +177,7 @@ def _instances(rows: CallRows, call: np.ndarray, start: np.ndarray, collectives:
         "ts_ns": start[of_kernel],
         "all_in_ns": all_in[of_kernel],
         "awaited": awaited[of_kernel],
+        "p2p": rows.p2p[of_kernel],
         "wait_us": wait[of_kernel],
     }
     return Table(columns)

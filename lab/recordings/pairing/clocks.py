@@ -76,11 +76,13 @@ def clocks_of(
                 if index not in estimates:
                     estimates[index] = estimate
                     todo.append(index)
-    ranks = range(len(rows.ranks))
-    offsets = np.array([estimates[i].offset_ns if i in estimates else 0.0 for i in ranks])
+    offsets = np.array([estimates[i].offset_ns if i in estimates else 0.0 for i in range(len(rows.ranks))])
     apart = _never_met(grids, offsets)
     # A rank whose times are impossible only against a third one is found by the calls that never met.
-    clocks = [_clock(rows.ranks[i], estimates.get(i), i == reference, several or i in apart) for i in ranks]
+    clocks = [
+        _clock(rank, estimates.get(i), i == reference, several or i in apart)
+        for i, rank in enumerate(rows.ranks)
+    ]
     return _of_hosts(clocks, hosts) if several and hosts else tuple(clocks)
 
 
@@ -130,12 +132,8 @@ def _median_deviation(num_ranks: int, grids: Sequence[_Grid]) -> np.ndarray:
     """Each rank's median end relative to the median end of the call (ranks,), NaN for none."""
     deviation = np.full(num_ranks, np.nan)
     for grid in grids:
-        middle = _row_medians(grid.end)
-        for column, index in enumerate(grid.ranks.tolist()):
-            deviations = grid.end[:, column] - middle
-            deviations = deviations[~np.isnan(deviations)]
-            if len(deviations) and math.isnan(deviation[index]):
-                deviation[index] = robust.median(deviations)
+        of_grid = robust.column_medians(grid.end - _row_medians(grid.end)[:, None])
+        deviation[grid.ranks] = np.where(np.isnan(deviation[grid.ranks]), of_grid, deviation[grid.ranks])
     return deviation
 
 
@@ -168,15 +166,12 @@ def _against(grid: _Grid, base: int, of_base: _Estimate) -> list[tuple[int, _Est
         start, end = grid.start[shared, column], grid.end[shared, column]
         start0, end0 = grid.start[shared, base_column[0]], grid.end[shared, base_column[0]]
         # It had entered before the other left, and left after the other had entered: both bound its clock.
-        low, high = float((start - end0).max()), float((end - start0).min())
-        estimate = _Estimate(
-            end - end0,
-            end.astype(np.int64) + grid.origin,
-            of_base.offset_ns,
-            low + of_base.low_ns,
-            high + of_base.high_ns,
+        low, high = (
+            float((start - end0).max()) + of_base.low_ns,
+            float((end - start0).min()) + of_base.high_ns,
         )
-        estimates.append((index, estimate))
+        when = end.astype(np.int64) + grid.origin
+        estimates.append((index, _Estimate(end - end0, when, of_base.offset_ns, low, high)))
     return estimates
 
 
@@ -184,8 +179,8 @@ def _never_met(grids: Sequence[_Grid], offsets: np.ndarray) -> set[int]:
     """Ranks that left a call before another had entered it; of such two, the one that is further off."""
     suspects = set()
     for grid in grids:
-        latest = np.nanmax(np.where(np.isnan(grid.start), -np.inf, grid.start), axis=1)
-        soonest = np.nanmin(np.where(np.isnan(grid.end), np.inf, grid.end), axis=1)
+        latest = np.where(np.isnan(grid.start), -np.inf, grid.start).max(axis=1)
+        soonest = np.where(np.isnan(grid.end), np.inf, grid.end).min(axis=1)
         calls = np.flatnonzero(latest - soonest > SAME_HOST_NS)
         if not len(calls):
             continue

@@ -96,7 +96,9 @@ class CallRows:
         exchanges = self.kernels.get("exchanges", [()] * len(kernel_rank))
         for kernel, (rank, legs) in enumerate(zip(kernel_rank, exchanges, strict=True)):
             # A rank that sends to itself copies, and no other rank waits for that.
-            ends = [(rank, peer) if sends else (peer, rank) for sends, peer in legs if peer != rank]
+            ends: list[Route] = [
+                (rank, peer) if sends else (peer, rank) for sends, peer in legs if peer != rank
+            ]
             routes += ends or [UNNAMED]
             source += [kernel] * max(len(ends), 1)
         return np.array(source, dtype=np.int64), routes

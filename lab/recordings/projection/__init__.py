@@ -49,6 +49,7 @@ from lab.recordings.projection.sums import (
     path_tree,
 )
 from lab.recordings.tables import Table
+from lab.stats.columns import per_distinct
 
 __all__ = [
     "AMBIGUOUS",
@@ -184,10 +185,8 @@ def _with_origins(
     words = Strings(capture.strings)
     names = [tuple(map(words.id, path)) for path in origins.paths]
     pairs = np.stack([path, origins.path], axis=1)
-    used, pair_index = np.unique(pairs, axis=0, return_inverse=True)
-    longer = [paths.below(front, names[back]) for front, back in used.tolist()]
-    paths_of_ops = np.array(longer, dtype=np.int64)[pair_index.ravel()] if len(used) else path
-    return replace(capture, strings=words.texts), paths_of_ops
+    longer = per_distinct(pairs, lambda pair: paths.below(pair[0], names[pair[1]]))
+    return replace(capture, strings=words.texts), longer
 
 
 def _rules(

@@ -108,10 +108,9 @@ def _comm_metadata(trace: Capture, rows: np.ndarray, first_op: np.ndarray) -> Ca
         of_op = np.where(of_op < 0, first_op, of_op)
 
     def column(name: str) -> np.ndarray:
-        values = np.full(len(rows), -1)
-        for index, table in ((of_op, trace.comm_ops), (of_kernel, trace.collectives)):
-            values[index >= 0] = getattr(table, name)[index[index >= 0]]
-        return values
+        by_op = np.append(getattr(trace.comm_ops, name), -1)[of_op]
+        by_kernel: np.ndarray = np.append(getattr(trace.collectives, name), -1)[of_kernel]
+        return np.where(of_kernel >= 0, by_kernel, by_op)
 
     return column
 

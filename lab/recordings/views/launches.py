@@ -16,7 +16,7 @@ from lab.recordings.capture import MEMCPY, MEMSET, Capture, once
 from lab.recordings.owners import first_index, operators_of_launches, parents
 from lab.recordings.phase_names import step_number
 from lab.recordings.tables import Table
-from lab.stats.columns import columns_of_rows, distinct_rows
+from lab.stats.columns import columns_of_rows, distinct_rows, per_distinct
 from lab.stats.intervals import holding, spans, subtract, total, totals, union
 
 
@@ -68,9 +68,8 @@ def _owners(trace: Capture) -> Table:
 def kernel_steps(trace: Capture) -> np.ndarray:
     """Profiler step (n,) that launched each row of `kernels` (an unlinked one: in which it ran), or -1."""
     call = launch_calls(trace)
-    when = trace.ops.start_ns.copy()
-    when[call >= 0] = trace.api.start_ns[call[call >= 0]]
-    return steps_at(trace, when)
+    launched_ns = np.append(trace.api.start_ns, 0)[call]
+    return steps_at(trace, np.where(call >= 0, launched_ns, trace.ops.start_ns))
 
 
 def steps_at(trace: Capture, ts_ns: np.ndarray) -> np.ndarray:
@@ -92,9 +91,8 @@ def op_parents(trace: Capture) -> np.ndarray:
 def row_classes(trace: Capture) -> np.ndarray:
     """Index (n,) in `perfmodel.classes.CLASSES` of each row of `kernels`, by its op first."""
     op = np.append(trace.operators.name_id, -1)[link_ops(trace)]
-    pairs, pair_of_row = distinct_rows(np.stack([trace.ops.name_id, op], axis=1).astype(np.int64))
-    classes = [CLASSES.index(kernel_class(*trace.text(pair).tolist())) for pair in pairs]
-    class_of_row: np.ndarray = np.array(classes, dtype=np.int64)[pair_of_row.ravel()]
+    pairs = np.stack([trace.ops.name_id, op], axis=1).astype(np.int64)
+    class_of_row = per_distinct(pairs, lambda pair: CLASSES.index(kernel_class(*map(trace.name, pair))))
     class_of_row[trace.ops.kind == MEMCPY] = CLASSES.index("memcpy")
     class_of_row[trace.ops.kind == MEMSET] = CLASSES.index("memset")
     return class_of_row

@@ -9,7 +9,8 @@ from functools import lru_cache
 import numpy as np
 import pytest
 
-from lab.recordings.graphs import CONFIDENCES, LAYER_RULES, RULES, join, lacks_of, load_sources, own_source
+from lab.recordings.graphs import CONFIDENCES, LAYER_RULES, RULES, Source, join, lacks_of, load_sources
+from lab.recordings.graphs.frames import read_frames
 from lab.recordings.graphs.origins import origins_of
 from lab.recordings.kineto import read_kineto
 from lab.recordings.load import load_capture
@@ -57,7 +58,7 @@ VLLM_OPS = {
 @lru_cache
 def read(path):
     trace = read_kineto(path)
-    return own_source(path, trace, stacks=trace.meta.stacks)
+    return Source(path, trace, read_frames(path) if trace.meta.stacks else None)
 
 
 @lru_cache
