@@ -192,10 +192,9 @@ def _never_met(grids: Sequence[_Grid], offsets: np.ndarray) -> set[int]:
 
 
 def _clock(rank: int, estimate: _Estimate | None, is_reference: bool, suspect: bool) -> Clock:
-    if estimate is None:
-        return Clock(rank, 0.0, math.nan, math.nan, 0.0, 0, 0, corrected=False, plausible=True)
-    if is_reference:
-        return Clock(rank, 0.0, 0.0, 0.0, 0.0, 0, 0, corrected=False, plausible=True)
+    if estimate is None or is_reference:
+        bound_ns = 0.0 if is_reference else math.nan
+        return Clock(rank, 0.0, bound_ns, bound_ns, 0.0, 0, 0, corrected=False, plausible=True)
     offset, slope, middle = clock_line(estimate.when, estimate.differences)
     offset += estimate.base_ns
     low, high = estimate.low_ns, estimate.high_ns

@@ -166,11 +166,10 @@ def numbered(keys: Iterable[Any]) -> tuple[np.ndarray, list[Any]]:
     return np.array(codes, dtype=np.int64), list(numbers)
 
 
-def running_count(codes: np.ndarray) -> np.ndarray:
-    """How many equal codes (n,) stand before each."""
-    order = np.argsort(codes, kind="stable")
+def running_count(codes: np.ndarray, *keys: np.ndarray) -> np.ndarray:
+    """How many equal codes (n,) stand before each; keys (n,) set the order, the last of them first."""
+    order = np.lexsort((*keys, codes))
     ordered = codes[order]
-    group_start = np.searchsorted(ordered, ordered)
     count = np.empty(len(codes), dtype=np.int64)
-    count[order] = np.arange(len(codes)) - group_start
+    count[order] = np.arange(len(codes)) - np.searchsorted(ordered, ordered)
     return count

@@ -84,10 +84,7 @@ def project_part(
     operators of graph replays; None leaves replays as they were recorded, as the reports of nsys do.
     Raises MissingError where the capture has no such process, range or step, or nothing in the window.
     """
-    if together and not pid:
-        singles = {0: capture}
-    else:
-        singles = single_processes(capture)
+    singles = {0: capture} if together and not pid else single_processes(capture)
     if pid:
         singles = {index: single for index, single in singles.items() if str(single.processes[0].pid) == pid}
     if not singles:

@@ -95,19 +95,15 @@ def _messages(account: Account, rank: int, step: int) -> list[_Message]:
     """The paired sends and receives that a rank launches in a step, in order."""
     together = account.together
     index = account.ranks.index(rank)
-    call, legs, instances = together.calls[index], together.pairs.legs, together.pairs.instances
-    of_rank = np.flatnonzero(instances.rank[legs.instance] == rank).tolist() if len(legs) else []
+    instances = together.pairs.instances
+    legs = together.pairs.legs.where(instances.rank[together.pairs.legs.instance] == rank)
     ends: dict[int, list[tuple[bool, int]]] = {}
-    for leg in of_rank:
-        source, target = int(legs.source[leg]), int(legs.target[leg])
-        row = int(instances.row[legs.instance[leg]])
+    columns = (instances.row[legs.instance], legs.source, legs.target)
+    for row, source, target in zip(*(values.tolist() for values in columns), strict=True):
         ends.setdefault(row, []).append((source == rank, target if source == rank else source))
-    launched = launched_in(together, index, step)
-    call_rows = {*call.row.tolist()}
     return [
         _Message(row, is_send, peer)
-        for row in launched.tolist()
-        if row in call_rows
+        for row in launched_in(together, index, step).tolist()
         # One kernel of a batch sends what the pass before it made and receives for the pass after it.
         for is_send, peer in sorted(ends.get(row, ()), key=lambda end: (not end[0], end[1]))
         if peer in account.ranks

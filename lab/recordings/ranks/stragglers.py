@@ -13,6 +13,7 @@ import numpy as np
 
 from lab.core.words import printable
 from lab.recordings.names import kernel_class
+from lab.recordings.pairing.rows import running_count
 from lab.recordings.ranks.account import Account, Row
 from lab.recordings.ranks.common import GPU_STEPS, UNKNOWN, host_lateness_ns
 from lab.recordings.ranks.work import COMM, COMP, COPY, common_keys
@@ -204,8 +205,8 @@ def _split(account: Account, table: _Keys, rank_index: int, row: Row) -> tuple[E
     less_extra, less_slow = np.zeros((2, num_rows))
     key, dur, rows = table.key[rank_index], table.dur[rank_index], table.rows[rank_index]
     # Of the same kernels those count as extra that others lack between the same collectives, then the last.
-    beyond = _nth(table.place[rank_index], -rows) < _surplus(table, rank_index)
-    is_extra = _nth(key, -rows, ~beyond) < extra[key]
+    beyond = running_count(table.place[rank_index], -rows) < _surplus(table, rank_index)
+    is_extra = running_count(key, -rows, ~beyond) < extra[key]
     less_extra[rows[is_extra]] = dur[is_extra]
     less_slow[rows[~is_extra]] = np.maximum(slower[key[~is_extra]], 0)
     num_more = int(count.sum() - np.median(table.count[is_peer].sum(axis=1)))
@@ -215,14 +216,6 @@ def _split(account: Account, table: _Keys, rank_index: int, row: Row) -> tuple[E
         Excess(row.step, row.rank, MORE_WORK, extra_ns, more_text, less_extra),
         Excess(row.step, row.rank, SLOW_KERNELS, slow_ns, slow_text, less_slow),
     )
-
-
-def _nth(group: np.ndarray, *order: np.ndarray) -> np.ndarray:
-    """The place of each row (n,) within its group, sorted by the last of `order` first."""
-    rows = np.lexsort((*order, group))
-    nth = np.empty(len(group), dtype=np.int64)
-    nth[rows] = np.arange(len(group)) - np.searchsorted(group[rows], group[rows])
-    return nth
 
 
 def _surplus(table: _Keys, rank_index: int) -> np.ndarray:
