@@ -164,7 +164,7 @@ class Join:
 
 
 def join(source: Source, beside: Many[Source] = ()) -> Join:
-    """Match every replay in `own` with the captures and eager runs in `own` and `beside`. Reads no file."""
+    """Match every replay in `source` with the captures and eager runs in it and `beside`. Reads no file."""
     capture = source.capture
     inside = in_graph(capture)
     replays = replays_of(capture, inside)

@@ -119,7 +119,7 @@ class Sequence:
 
 
 def captured(
-    capture: Capture, source: int, words: Words, frames: Frames | None, batch: int | None = None
+    capture: Capture, source: int, words: Words, frames: Frames | None, batch: int | None
 ) -> tuple[list[Sequence], list[str]]:
     """The graphs that were captured while this was recorded, by start; and what was odd about them."""
     windows = capture_windows(capture)
@@ -184,9 +184,7 @@ def _sequence(
     )
 
 
-def eager(
-    capture: Capture, source: int, words: Words, frames: Frames | None, near: int | None = None
-) -> list[Sequence]:
+def eager(capture: Capture, source: int, words: Words, frames: Frames | None, near: int) -> list[Sequence]:
     """Forwards that were launched one by one: what each range of the program launched, and all of it.
 
     near: the length of the replay that is looked for; the MAX_EAGER nearest in length, and the whole.
@@ -213,8 +211,7 @@ def eager(
     spans = zip(low[high > low].tolist(), high[high > low].tolist(), strict=True)
     distinct = _distinct(capture, forward, [(0, len(rows)), *spans])
     # A replay is one forward, so ranges that launched about as much are tried, nearest first.
-    target = near or len(rows)
-    nearest = sorted(distinct, key=lambda span: (abs(span[1] - span[0] - target), span))[:MAX_EAGER]
+    nearest = sorted(distinct, key=lambda span: (abs(span[1] - span[0] - near), span))[:MAX_EAGER]
     nearest = list(dict.fromkeys([*nearest, (0, len(rows))]))
     return [_part(forward, number, low, high) for number, (low, high) in enumerate(nearest)]
 

@@ -170,6 +170,7 @@ def project(
         tree=path_tree(capture, paths.parent, paths.name, path),
         instances=Table({"parent": nest.parent, "level": nest.level, "path": paths.of_range, **sums}),
         loose=Table({"op": loose_op, "range": loose_range}),
+        nest=nest,
         problems=problems,
         origins=origins,
     )

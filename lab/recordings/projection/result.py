@@ -65,7 +65,7 @@ class Projection:
     loose: pairs of rows of ops and ranges, for ranges without a path (level -1): start/end ranges, which
     overlap freely, and ranges that cross others.
 
-    part: which rows of the whole recording this is about; None for all of them.
+    nest: the ranges as trees. part: which rows of the whole recording this is about; None for all of them.
     """
 
     capture: Capture
@@ -74,6 +74,7 @@ class Projection:
     tree: Table
     instances: Table
     loose: Table
+    nest: RangeForest
     problems: list[str]
     part: Part | None = None
     origins: Origins | None = None
@@ -168,8 +169,7 @@ def offers(projection: Projection, phases: re.Pattern[str] = PHASES) -> tuple[Of
     lost = np.flatnonzero((ops.api >= 0) & capture.kernels & (ops.rule != AMBIGUOUS) & ~owned)
     if not len(lost) or not wanted.any():
         return ()
-    nest = RangeForest(capture)
-    elsewhere, count = phase_elsewhere(capture, nest, ops.api[lost], np.flatnonzero(wanted))
+    elsewhere, count = phase_elsewhere(capture, projection.nest, ops.api[lost], np.flatnonzero(wanted))
     elsewhere[count != 1] = -1
     return _by_name(capture, lost[elsewhere >= 0], elsewhere[elsewhere >= 0])
 

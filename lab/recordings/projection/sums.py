@@ -169,22 +169,19 @@ def sums_by_group(capture: Capture, group: np.ndarray, size: int, *, with_span: 
 
 def instance_sums(
     capture: Capture,
-    tree: RangeForest | Table,
+    nest: RangeForest,
     inner: np.ndarray,
     inherited: np.ndarray,
     loose_op: np.ndarray,
     loose_range: np.ndarray,
 ) -> Sums:
-    """Sums and the projected span of each range (rows as `ranges`), children included.
-
-    tree: anything with the `parent` and the `level` of each range.
-    """
+    """Sums and the projected span of each range (rows as `ranges`), children included."""
     size = len(capture.ranges)
     sums = _together(
         sums_by_group(capture, inner, size, with_span=True),
         sums_by_group(capture, inherited, size, with_span=True),
     )
-    _to_parents(tree.parent, tree.level, sums)
+    _to_parents(nest.parent, nest.level, sums)
     picked = replace(capture, ops=capture.ops.take(loose_op))
     sums = _together(sums, sums_by_group(picked, loose_range, size, with_span=True))
     return sums | {"first_ns": np.where(sums["first_ns"] == _NEVER, -1, sums["first_ns"])}

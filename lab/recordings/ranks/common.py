@@ -210,12 +210,10 @@ def _gpu_windows(work: RankWork) -> np.ndarray:
 def launched_in(together: Together, index: int, step: int) -> np.ndarray:
     """Rows of the operations that rank `index` launched in a step, in the order of their launch."""
     work = together.works[index]
-    if together.window_kind == WHOLE:
-        rows = np.arange(len(work))
-    else:
-        numbers = work.steps[:, 0]
-        step_index = _step_of_launch(work)
-        rows = np.flatnonzero((step_index >= 0) & (numbers[np.maximum(step_index, 0)] == step))
+    rows = np.arange(len(work))
+    if together.window_kind != WHOLE:
+        numbers = np.append(work.steps[:, 0], np.iinfo(np.int64).min)
+        rows = np.flatnonzero(numbers[_step_of_launch(work)] == step)
     ordered: np.ndarray = rows[np.lexsort((work.start[rows], work.launched[rows]))]
     return ordered
 

@@ -196,7 +196,7 @@ def gemm_instances(trace: Capture) -> Table:
     keys = np.stack([ops.name_id, ops.dims_id, ops.types_id, ops.strides_id], axis=1)
     distinct, shape_of_row = distinct_rows(keys)
     shapes = [_gemm_shape(*map(trace.name, key)) for key in distinct.tolist()]
-    columns = columns_of_rows(shapes, tuple(_UNKNOWN_SHAPE))
+    columns = columns_of_rows(shapes, _SHAPE)
     columns = {name: column[shape_of_row] for name, column in columns.items()} | gemms
     columns["rank"] = np.full(len(ops), -1 if trace.meta.rank is None else trace.meta.rank)
     columns["step"] = steps_at(trace, ops.start_ns)
@@ -255,17 +255,7 @@ def _gemms_on_cpu(trace: Capture) -> dict[str, Any]:
     }
 
 
-_UNKNOWN_SHAPE: dict[str, Any] = {
-    "op": "",
-    "M": -1,
-    "N": -1,
-    "K": -1,
-    "B": -1,
-    "bias": False,
-    "dtype": "",
-    "strides": "",
-    "transpose": "",
-}
+_SHAPE = ("op", "M", "N", "K", "B", "bias", "dtype", "strides", "transpose")
 
 
 def _gemm_shape(op: str, dims: str, types: str, strides: str) -> dict[str, Any]:
@@ -273,16 +263,15 @@ def _gemm_shape(op: str, dims: str, types: str, strides: str) -> dict[str, Any]:
     call = OpCall.from_profiler(op, dims, types, strides)
     left, right = factor_indices(op)
     left_stride, right_stride = ([*(call.stride(index) or ())] for index in (left, right))
-    shape = {
-        **_UNKNOWN_SHAPE,
+    product = product_of(call)
+    return {
+        **{name: getattr(product, name) if product else -1 for name in "MNKB"},
         "op": op,
         "bias": has_bias(call),
         "dtype": call.dtype(left),
         "strides": " ".join(str(tuple(stride)) for stride in (left_stride, right_stride) if stride),
         "transpose": _letter(left_stride) + _letter(right_stride),
     }
-    product = product_of(call)
-    return shape | ({name: getattr(product, name) for name in "BMNK"} if product else {})
 
 
 def _letter(stride: list[int]) -> str:

@@ -199,7 +199,7 @@ def drawing_of(roofs: Table) -> tuple[Points, dict[str, tuple[float, float]]]:
     A point is (FLOP per byte, TFLOP/s, text); a roof (peak TFLOP/s, TB/s).
     """
     points: Points = {}
-    rates_of_roof: dict[tuple[float, float], list[str]] = {}
+    rates_of_roof: dict[tuple[float, float], dict[str, None]] = {}
     columns = (roofs.intensity, roofs.tflops, roofs.rate, roofs.dtype, roofs.peak_tflops, roofs.peak_gb_per_s)
     texts = (roofs.op, roofs.shapes, roofs.count, roofs.percent_of_roof)
     for row in zip(*columns, *texts, strict=True):
@@ -213,9 +213,6 @@ def drawing_of(roofs: Table) -> tuple[Points, dict[str, tuple[float, float]]]:
         points.setdefault(rate or f"{dtype_name(dtype) or dtype}, no roof", []).append(
             (float(intensity), float(tflops), text)
         )
-        rates = (
-            rates_of_roof.setdefault((float(peak_tflops), float(peak_gb_per_s) / 1000), []) if rate else []
-        )
-        if rate not in rates:
-            rates.append(rate)
+        if rate:
+            rates_of_roof.setdefault((float(peak_tflops), float(peak_gb_per_s) / 1000), {})[rate] = None
     return points, {f"{', '.join(rates)} {roof[0]:g} TFLOP/s": roof for roof, rates in rates_of_roof.items()}
