@@ -78,16 +78,11 @@ class RowMaker:
             module=np.where(sure, modules[position], 0),
             layer=np.where(known_layer, layers[position], 0),
         )
-        self._drop_other_shapes(pattern, match, rows)
+        # Another grid than its launch's is another shape; the operator is still right.
+        launched, is_same = match.same_grids(pattern)
+        rows.op[launched[~is_same]] = -1
         self._by_name(pattern, match, rows, names, any(sequence.layers))
         return rows
-
-    def _drop_other_shapes(self, pattern: Pattern, match: Fit, rows: Rows) -> None:
-        """Drop the shapes of rows with another grid than their launch; their operator is still right."""
-        sure = np.flatnonzero(match.places.sure)
-        replayed, captured = pattern.geometry[sure], match.sequence.geometry[match.places.earliest[sure]]
-        differs = (replayed[:, 0] > 0) & (captured[:, 0] > 0) & (replayed != captured).any(axis=1)
-        rows.op[sure[differs]] = -1
 
     def _by_name(self, pattern: Pattern, match: Fit, rows: Rows, names: np.ndarray, layered: bool) -> None:
         """Rows without a certain place: what all launches of their name have in common, where they may be."""
