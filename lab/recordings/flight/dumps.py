@@ -67,8 +67,6 @@ class Dump:
     stack: the Python stack that lies beside the dump, "" for none.
     """
 
-    rank: int
-    path: Path
     entries: tuple[Entry, ...]
     groups: Mapping[str, tuple[int, ...]]
     status: Mapping[str, tuple[int, int]]
@@ -88,7 +86,7 @@ def read_dumps(folder: Path, unread: dict[int, LabError] | None = None) -> dict[
     errors: dict[int, LabError] = {}
     for rank, path in sorted(paths.items()):
         try:
-            dumps[rank] = _read(path, rank, _stack(stacks.get(rank)))
+            dumps[rank] = _read(path, _stack(stacks.get(rank)))
         except LabError as error:
             errors[rank] = error
     if errors and (unread is None or not dumps):
@@ -149,20 +147,17 @@ def _stack(path: Path | None) -> str:
         return file.read(1 << 16).decode("utf-8", "replace")
 
 
-def _read(path: Path, rank: int, stack: str) -> Dump:
+def _read(path: Path, stack: str) -> Dump:
     data = read_whole(path, MOST_BYTES)
     document = _json(data, path) if data.lstrip()[:1] in (b"{", b"[") else _unpickled(data, path)
-    if not isinstance(document, dict) or not {"entries", "pg_config", "pg_status"} & document.keys():
-        raise BadDataError("no flight-recorder dump: it has no list of entries", location=path)
-    entries = document.get("entries", [])
+    is_dump = isinstance(document, dict) and {"entries", "pg_config", "pg_status"} & document.keys()
+    entries = document.get("entries", []) if is_dump else None
     if not isinstance(entries, list):
         raise BadDataError("no flight-recorder dump: it has no list of entries", location=path)
     if len(entries) > MOST_ENTRIES:
         raise BadDataError(f"more than {MOST_ENTRIES} entries", location=path)
     status = document.get("pg_status")
     return Dump(
-        rank=rank,
-        path=path,
         entries=tuple(_in_batches(_distinct(entries), is_cut=_is_cut(entries))),
         groups=_groups(document.get("pg_config")),
         status={

@@ -17,7 +17,7 @@ _MOST_RANKS = 1 << 16
 _DEFAULT_GROUPS = ("0", "default_pg")  # which all ranks are in
 _NOT_WHOLE = "nothing says how many ranks the job has, and others may stand elsewhere"
 _COLLECTIVES = "torch/distributed/distributed_c10d.py"
-_LIBRARY = ("site-packages/torch/", "dist-packages/torch/", "/torch/distributed/", "<frozen")
+_LIBRARY = ("site-packages/torch/", "dist-packages/torch/", "/torch/distributed/", "<frozen", "/threading.py")
 _TRANSFER = re.compile(r"(send|recv) \d+(?:->|<-)(\d+)")  # as `recv 1<-0`: numbers within the group
 
 
@@ -151,8 +151,14 @@ def _members(dumps: Mapping[int, Dump], group: str) -> set[int]:
     return set(dumps) if group in _DEFAULT_GROUPS or alone else users
 
 
-def _by_seq(dump: Dump, group: str) -> dict[int, Entry]:
-    return {entry.seq: entry for entry in dump.entries if entry.group == group and not entry.is_p2p}
+def _calls(dumps: Mapping[int, Dump], group: str) -> dict[int, dict[int, Entry]]:
+    """The collectives of a group, lowest number first: each rank's entry by rank."""
+    calls: dict[int, dict[int, Entry]] = {}
+    for rank in sorted(_members(dumps, group) & dumps.keys()):
+        for entry in dumps[rank].entries:
+            if entry.group == group and not entry.is_p2p:
+                calls.setdefault(entry.seq, {})[rank] = entry
+    return dict(sorted(calls.items()))
 
 
 def _has_ended(entry: Entry) -> bool:
@@ -163,22 +169,18 @@ def _has_ended(entry: Entry) -> bool:
 def _collective_stall(dumps: Mapping[int, Dump], group: str, missing: Sequence[int]) -> _Stall | None:
     """The lowest call of a group that some rank has entered and not every rank has left."""
     members = _members(dumps, group)
-    calls = {rank: _by_seq(dumps[rank], group) for rank in sorted(members) if rank in dumps}
-    status = {rank: dumps[rank].status.get(group, (-1, -1)) for rank in calls}
+    status = {rank: dumps[rank].status.get(group, (-1, -1)) for rank in members & dumps.keys()}
+    calls = _calls(dumps, group)
     states = {entry.state for entries in calls.values() for entry in entries.values()}
     states_known = not states.isdisjoint(("started", "completed"))
-    for seq in sorted({seq for entries in calls.values() for seq in entries}):
-        entries = {rank: of_rank[seq] for rank, of_rank in calls.items() if seq in of_rank}
-        left = {
-            rank
-            for rank in calls
-            if status[rank][1] >= seq or (rank in entries and _has_ended(entries[rank]))
-        }
-        entered = {rank for rank in calls if rank in entries or status[rank][0] >= seq}
+    for seq, entries in calls.items():
+        left = {rank for rank, entry in entries.items() if _has_ended(entry)}
+        left |= {rank for rank, (_, completed) in status.items() if completed >= seq}
+        entered = entries.keys() | {rank for rank, (enqueued, _) in status.items() if enqueued >= seq}
         waiting = tuple(sorted(entered - left))
         if not waiting:
             continue
-        absent = tuple(sorted((set(calls) - entered - left) | (members & set(missing))))
+        absent = tuple(sorted((status.keys() - entered - left) | (members & set(missing))))
         started = tuple(rank for rank in waiting if rank in entries and entries[rank].state == "started")
         if absent or not started:
             return _Stall(group, seq, entries, absent, waiting, absent, states_known)
@@ -233,10 +235,7 @@ def _peer(dumps: Mapping[int, Dump], dump: Dump, entry: Entry) -> tuple[int, str
 
 def _mismatch(dumps: Mapping[int, Dump], group: str) -> Verdict | None:
     """The earliest call of a group on which ranks disagree."""
-    members = sorted(_members(dumps, group) & set(dumps))
-    by_rank = {rank: _by_seq(dumps[rank], group) for rank in members}
-    for seq in sorted({seq for entries in by_rank.values() for seq in entries}):
-        calls = {rank: entries[seq] for rank, entries in by_rank.items() if seq in entries}
+    for seq, calls in _calls(dumps, group).items():
         signatures = {rank: _signature(entry) for rank, entry in calls.items()}
         sizes = {size for _, _, size in signatures.values()} - {None}
         if len({(name, dtypes) for name, dtypes, _ in signatures.values()}) > 1 or len(sizes) > 1:
@@ -448,14 +447,15 @@ def _stack_frames(stack: str) -> list[str]:
 
 def _stack_line(stack: str) -> str:
     """The innermost line of the user's own code in a Python stack."""
-    frames = _stack_frames(stack)
-    users = [line for line in frames if not any(part in line for part in (*_LIBRARY, "/threading.py"))]
-    return printable([*users, *frames][0][:200]) if frames else ""
+    return printable(_innermost(_stack_frames(stack))[:200])
 
 
 def _source(entry: Entry | None) -> str:
     """The innermost frame outside torch; "" for no entry."""
-    frames = entry.frames if entry else ()
+    return _innermost(entry.frames if entry else ())
+
+
+def _innermost(frames: Sequence[str]) -> str:
     users = [frame for frame in frames if not any(part in frame for part in _LIBRARY)]
     return [*users, *frames, ""][0]
 

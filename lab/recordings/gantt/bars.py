@@ -201,7 +201,7 @@ def _overlaps(frame: pd.DataFrame) -> dict[tuple[int, int], np.ndarray]:
 
 
 def head(bars: Bars, limit: int) -> Bars:
-    """The first `most` bars by time, rows as they are."""
+    """The first `limit` bars by time, rows as they are."""
     chosen = np.zeros(len(bars.row), dtype=bool)
     chosen[np.argsort(bars.start_us, kind="stable")[:limit]] = True
     columns = ("row", "start_us", "dur_us", "family", "name", "device", "stream", "order")
@@ -210,7 +210,7 @@ def head(bars: Bars, limit: int) -> Bars:
 
 
 def folded(bars: Bars, limit: int) -> Bars:
-    """At most `most` rows: those with least time are one, the last, which counts them."""
+    """At most `limit` rows: those with least time are one, the last, which counts them."""
     if len(bars.rows) <= limit:
         return bars
     time_us = np.bincount(bars.row, weights=bars.dur_us, minlength=len(bars.rows))

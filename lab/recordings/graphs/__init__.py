@@ -13,7 +13,7 @@ number and kind of the launches are compared (confidence `count`).
 from lab.recordings.graphs.join import Join, executed_batches, join
 from lab.recordings.graphs.origins import lacks_of
 from lab.recordings.graphs.rows import CONFIDENCES, LAYER_RULES, RULES
-from lab.recordings.graphs.sources import Source, load_sources, own_source
+from lab.recordings.graphs.sources import Source, load_sources
 
 __all__ = [
     "CONFIDENCES",
@@ -25,5 +25,4 @@ __all__ = [
     "join",
     "lacks_of",
     "load_sources",
-    "own_source",
 ]

@@ -126,6 +126,13 @@ class Fit:
         """Best first; equal ranks cannot be told apart."""
         return self.by == "count", self.num_missing, len(self.places.earliest) - self.num_placed
 
+    def same_grids(self, pattern: Pattern) -> tuple[np.ndarray, np.ndarray]:
+        """Rows (m,) with a certain place and grids on both sides, and whether these are equal (m,)."""
+        sure = np.flatnonzero(self.places.sure)
+        replayed, captured = pattern.geometry[sure], self.sequence.geometry[self.places.earliest[sure]]
+        recorded = (replayed[:, 0] > 0) & (captured[:, 0] > 0)
+        return sure[recorded], (replayed == captured).all(axis=1)[recorded]
+
 
 def fit(pattern: Pattern, sequence: Sequence, words: Words) -> Fit | str:
     """How the replay fits, or a sentence why it does not."""
@@ -140,8 +147,9 @@ def fit(pattern: Pattern, sequence: Sequence, words: Words) -> Fit | str:
     result = _by_node(pattern, sequence) or _by_order(pattern, sequence)
     if result is None:
         return f"the {num_known} kernels that occur in it do not stand in it in this order"
-    if sequence.origin == EAGER and (share := _same_grid(pattern, result)) < MIN_SAME_GRID:
-        return f"only {share:.0%} of the kernels have the same grid: another batch or length"
+    _, is_same = result.same_grids(pattern)
+    if sequence.origin == EAGER and len(is_same) and is_same.mean() < MIN_SAME_GRID:
+        return f"only {is_same.mean():.0%} of the kernels have the same grid: another batch or length"
     return result
 
 
@@ -198,10 +206,3 @@ def products_agree(pattern: Pattern, match: Fit, op_names: list[str], words: Wor
         elif row >= 0 and product and name.startswith("aten::") and not _MAY_MULTIPLY.search(name):
             return False
     return all(multiplies.values())
-
-
-def _same_grid(pattern: Pattern, match: Fit) -> float:
-    sure = np.flatnonzero(match.places.sure)
-    replayed, captured = pattern.geometry[sure], match.sequence.geometry[match.places.earliest[sure]]
-    recorded = (replayed[:, 0] > 0) & (captured[:, 0] > 0)
-    return float((replayed[recorded] == captured[recorded]).all(axis=1).mean()) if recorded.any() else 1.0

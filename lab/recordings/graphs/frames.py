@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
-from functools import cached_property
 from pathlib import Path
 
 import numpy as np
@@ -27,30 +26,19 @@ _FRAMEWORK = re.compile(r"(^|/)(torch|triton|torch_guard\.py|threading\.py|multi
 GENERATED = re.compile(r"(^|/)c[a-z2-7]{50,52}\.py\Z")
 
 
-class Nested:
-    """Rows of a table (pid, tid, start_ns, end_ns), and which are around each other on their thread."""
+def around(table: Table, pid: np.ndarray, tid: np.ndarray, ts_ns: np.ndarray) -> list[tuple[int, ...]]:
+    """Rows of a table (pid, tid, start_ns, end_ns) around each time (n,) on its thread, outermost first."""
+    parent, rows = parents(table).tolist(), innermost(table, pid, tid, ts_ns).tolist()
 
-    def __init__(self, table: Table) -> None:
-        self.table = table
-        self._chains: dict[int, tuple[int, ...]] = {-1: ()}
+    def chain(row: int) -> tuple[int, ...]:
+        chain_rows = []
+        while row >= 0:
+            chain_rows.append(row)
+            row = parent[row]
+        return tuple(reversed(chain_rows))
 
-    @cached_property
-    def _parent(self) -> np.ndarray:
-        return parents(self.table)
-
-    def around(self, pid: np.ndarray, tid: np.ndarray, ts_ns: np.ndarray) -> list[tuple[int, ...]]:
-        """Rows around each time (n,), outermost first."""
-        return [self._chain(row) for row in innermost(self.table, pid, tid, ts_ns).tolist()]
-
-    def _chain(self, row: int) -> tuple[int, ...]:
-        todo = []
-        while row not in self._chains:
-            todo.append(row)
-            row = int(self._parent[row])
-        chain = self._chains[row]
-        for inner in reversed(todo):
-            chain = self._chains[inner] = (*chain, inner)
-        return chain
+    chains = {row: chain(row) for row in set(rows)}
+    return [chains[row] for row in rows]
 
 
 @dataclass(frozen=True)
@@ -62,58 +50,47 @@ class Frames:
 
     def modules(self, pid: np.ndarray, tid: np.ndarray, ts_ns: np.ndarray) -> list[tuple[str, ...]]:
         """Instances of modules around each time (n,), outermost first: ("Model_0", "Block_3", "Linear_7")."""
-        chains = self._modules.around(pid, tid, ts_ns) if len(ts_ns) else []
-        name_id = self._modules.table.name_id if chains else ()
+        table = self._only([name.startswith(MODULE) for name in self.names])
+        chains = around(table, pid, tid, ts_ns) if len(ts_ns) else []
         paths = {
-            chain: tuple(clean_text(self.names[name_id[row]].removeprefix(MODULE)) for row in chain)
+            chain: tuple(clean_text(self.names[table.name_id[row]].removeprefix(MODULE)) for row in chain)
             for chain in set(chains)
         }
         return [paths[chain] for chain in chains]
-
-    @cached_property
-    def _modules(self) -> Nested:
-        return Nested(self._only(np.array([name.startswith(MODULE) for name in self.names], dtype=bool)))
 
     def lines(self, pid: np.ndarray, tid: np.ndarray, ts_ns: np.ndarray, *, generated: bool) -> list[str]:
         """`file.py:12 function` of the innermost call around each time (n,), "" where none was recorded.
 
         generated: of a file that Inductor wrote; otherwise of neither such a file nor the framework.
         """
-        fits = np.array([_is_line(name, generated) for name in self.names], dtype=bool)
-        table = self._only(fits)
+        lines = [_line_of(name, generated) for name in self.names]
+        table = self._only([line != "" for line in lines])
         frames = innermost(table, pid, tid, ts_ns)
-        return [line_of(self.names[table.name_id[row]]) if row >= 0 else "" for row in frames.tolist()]
+        return [lines[table.name_id[row]] if row >= 0 else "" for row in frames.tolist()]
 
-    def _only(self, wanted: np.ndarray) -> Table:
-        return self.table.where(wanted[self.table.name_id]) if len(self.names) else self.table
+    def _only(self, wanted: list[bool]) -> Table:
+        """The calls whose names are wanted."""
+        return self.table.where(np.array(wanted, dtype=bool)[self.table.name_id]) if wanted else self.table
 
 
-def _is_line(name: str, generated: bool) -> bool:
+def _line_of(name: str, generated: bool) -> str:
+    """`dir/file.py(12): call` as `file.py:12 call`; "" for a file of another kind."""
     match = _LINE.match(name)
-    if not match:
-        return False
-    return bool(GENERATED.search(match[1])) if generated else not _FRAMEWORK.search(match[1])
-
-
-def line_of(name: str) -> str:
-    """`dir/file.py(12): call` as `file.py:12 call`."""
-    match = _LINE.match(name)
-    return f"{match[1].rpartition('/')[2]}:{match[2]} {match[3]}" if match else ""
+    if not match or bool((GENERATED if generated else _FRAMEWORK).search(match[1])) != generated:
+        return ""
+    return f"{match[1].rpartition('/')[2]}:{match[2]} {match[3]}"
 
 
 def layers_of(paths: list[tuple[str, ...]]) -> list[str]:
     """The layer in each module path (n,): its outermost instance beside others of its class, "" for none."""
     siblings: dict[tuple[tuple[str, ...], str], set[str]] = {}
-    for path in set(paths):
+    layer_of_path = dict.fromkeys(paths, "")
+    for path in layer_of_path:
         for depth, name in enumerate(path):
             siblings.setdefault((path[:depth], class_of(name)), set()).add(name)
-    layer_of_path = {
-        path: next(
-            (name for depth, name in enumerate(path) if len(siblings[path[:depth], class_of(name)]) > 1),
-            "",
-        )
-        for path in set(paths)
-    }
+    for path in layer_of_path:
+        names = (n for depth, n in enumerate(path) if len(siblings[path[:depth], class_of(n)]) > 1)
+        layer_of_path[path] = next(names, "")
     return [layer_of_path[path] for path in paths]
 
 

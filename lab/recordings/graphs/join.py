@@ -24,6 +24,7 @@ from lab.recordings.graphs.sequences import (
     words_of_rows,
 )
 from lab.recordings.graphs.sources import Source
+from lab.stats.intervals import holding
 
 _EXECUTED = re.compile(r"execute_(\d{1,9})_context")
 
@@ -41,21 +42,12 @@ def batches_of(capture: Capture, call: np.ndarray) -> list[int | None]:
         match = _EXECUTED.match(text)
         return int(match[1]) if match else -1
 
-    size = capture.by_text(size_in, capture.ranges.name_id, -1)
-    rows = np.flatnonzero(size >= 0)
-    range_rows = _around(capture, call, rows)
-    return [int(size[row]) if row >= 0 else None for row in range_rows.tolist()]
-
-
-def _around(capture: Capture, call: np.ndarray, rows: np.ndarray) -> np.ndarray:
-    """Which of `rows` (of `ranges`, not nested in each other) lies around each call (r,), or -1."""
-    if not len(rows) or not len(call):
-        return np.full(len(call), -1, dtype=np.int64)
-    rows = rows[np.argsort(capture.ranges.start_ns[rows], kind="stable")]
-    at_ns = np.where(call >= 0, np.append(capture.api.start_ns, -1)[call], -1)
-    index = np.searchsorted(capture.ranges.start_ns[rows], at_ns, side="right") - 1
-    inside = (index >= 0) & (at_ns <= capture.ranges.end_ns[rows[index]]) & (call >= 0)
-    return np.where(inside, rows[index], -1)
+    ranges = capture.ranges.with_columns(size=capture.by_text(size_in, capture.ranges.name_id, -1))
+    ranges = ranges.where(ranges.size >= 0)
+    ranges = ranges.take(np.argsort(ranges.start_ns, kind="stable"))  # not nested in each other
+    at_ns = np.append(capture.api.start_ns, np.iinfo(np.int64).min)[call]
+    sizes = np.append(ranges.size, -1)[holding(ranges.start_ns, ranges.end_ns + 1, at_ns)]
+    return [size if size >= 0 else None for size in sizes.tolist()]
 
 
 # Hundreds of captures that fit equally say the same as the first of them.
@@ -172,7 +164,7 @@ class Join:
 
 
 def join(source: Source, beside: Many[Source] = ()) -> Join:
-    """Match every replay in `own` with the captures and eager runs in `own` and `beside`. Reads no file."""
+    """Match every replay in `source` with the captures and eager runs in it and `beside`. Reads no file."""
     capture = source.capture
     inside = in_graph(capture)
     replays = replays_of(capture, inside)

@@ -11,7 +11,7 @@ import numpy as np
 from lab.core.words import plural
 from lab.recordings.calls import BEGIN_CAPTURE, call_kinds, pair_keys
 from lab.recordings.capture import OP, START_END, Capture
-from lab.recordings.graphs.frames import Nested, class_of
+from lab.recordings.graphs.frames import around, class_of
 from lab.recordings.graphs.join import Join, join
 from lab.recordings.graphs.rows import NONE, RULES
 from lab.recordings.graphs.sources import Source
@@ -171,7 +171,7 @@ def _paths_at(capture: Capture, pid: np.ndarray, tid: np.ndarray, at_ns: np.ndar
     since = np.where(index >= 0, begins[index], at_ns) if len(begins) else np.full(len(at_ns), -1)
     cache: dict[tuple[tuple[int, ...], int], tuple[str, ...]] = {}
     paths = []
-    for chain, start in zip(Nested(ranges).around(pid, tid, at_ns), since.tolist(), strict=True):
+    for chain, start in zip(around(ranges, pid, tid, at_ns), since.tolist(), strict=True):
         if (chain, start) not in cache:
             inside = [row for row in chain if ranges.start_ns[row] >= start]
             cache[chain, start] = tuple(capture.name(int(ranges.name_id[row])) for row in inside)

@@ -78,16 +78,11 @@ class RowMaker:
             module=np.where(sure, modules[position], 0),
             layer=np.where(known_layer, layers[position], 0),
         )
-        self._drop_other_shapes(pattern, match, rows)
+        # Another grid than its launch's is another shape; the operator is still right.
+        launched, is_same = match.same_grids(pattern)
+        rows.op[launched[~is_same]] = -1
         self._by_name(pattern, match, rows, names, any(sequence.layers))
         return rows
-
-    def _drop_other_shapes(self, pattern: Pattern, match: Fit, rows: Rows) -> None:
-        """Drop the shapes of rows with another grid than their launch; their operator is still right."""
-        sure = np.flatnonzero(match.places.sure)
-        replayed, captured = pattern.geometry[sure], match.sequence.geometry[match.places.earliest[sure]]
-        differs = (replayed[:, 0] > 0) & (captured[:, 0] > 0) & (replayed != captured).any(axis=1)
-        rows.op[sure[differs]] = -1
 
     def _by_name(self, pattern: Pattern, match: Fit, rows: Rows, names: np.ndarray, layered: bool) -> None:
         """Rows without a certain place: what all launches of their name have in common, where they may be."""
@@ -119,14 +114,8 @@ class RowMaker:
             return 0, 0, -1
         paths = {tuple(map(class_of, sequence.modules[index])) for index in positions.tolist()}
         module = self._text(".".join(paths.pop())) if len(paths) == 1 else 0
-        shapes = {self._shape(sequence.source, int(row)) for row in sequence.op[positions].tolist()}
+        shapes = {self._args(sequence.source, row) for row in sequence.op[positions].tolist()}
         return int(names[positions[0]]), module, int(sequence.op[positions[0]]) if len(shapes) == 1 else -1
-
-    def _shape(self, source: int, row: int) -> tuple[int, ...]:
-        ranges = self.sources[source].capture.ranges
-        return tuple(
-            int(getattr(ranges, name)[row]) for name in ("dims_id", "types_id", "strides_id", "concrete_id")
-        )
 
     def agreed(self, pattern: Pattern, ties: list[Fit]) -> Rows:
         """Merge all fits of one rank; where they differ, the row is known less well or not at all.
@@ -165,7 +154,8 @@ class RowMaker:
 
     def _args(self, source: int, row: int) -> tuple[str, ...]:
         capture = self.sources[source].capture
-        return tuple(capture.name(index) for index in self._shape(source, row))
+        columns = ("dims_id", "types_id", "strides_id", "concrete_id")
+        return tuple(capture.name(getattr(capture.ranges, name)[row]) for name in columns)
 
     def with_modules(self, rows: Rows, eager_rows: Rows) -> Rows:
         """Modules of an eager run for the rows that agree with it in their operator, where none is known."""

@@ -119,7 +119,7 @@ class Sequence:
 
 
 def captured(
-    capture: Capture, source: int, words: Words, frames: Frames | None, batch: int | None = None
+    capture: Capture, source: int, words: Words, frames: Frames | None, batch: int | None
 ) -> tuple[list[Sequence], list[str]]:
     """The graphs that were captured while this was recorded, by start; and what was odd about them."""
     windows = capture_windows(capture)
@@ -136,11 +136,22 @@ def captured(
             problems.append(f"a stream capture has no {edge} in the recording: the graph is not used")
             continue
         rows = order[(launches & (capture_of_call(capture) == window))[order]]
-        if len(rows):
-            size = _labelled_batch(capture, process, start_ns) if batch is None else batch
-            graphs.append(_sequence(capture, source, len(graphs), size, rows, words))
-    graphs = [_with_modules(capture, graph, frames) for graph in graphs]
-    return _with_layers(capture, graphs), problems
+        if not len(rows):
+            continue
+        api, kind = capture.api.take(rows), calls.call_kinds(capture)[rows]
+        special, named = [kind == calls.COPY, kind == calls.FILL], words.of(capture.strings, api.kernel_id)
+        graph = _sequence(
+            capture,
+            source,
+            rows,
+            api.external_id,
+            words=np.select(special, [words[COPY], words[FILL]], named),
+            kinds=np.select(special, [MEMCPY, MEMSET], KERNEL),
+            geometry=np.full((len(rows), 6), -1),
+        )
+        size = _labelled_batch(capture, process, start_ns) if batch is None else batch
+        graphs.append(replace(graph, number=len(graphs), origin=CAPTURED, batch=size))
+    return _in_model(capture, graphs, frames), problems
 
 
 def _labelled_batch(capture: Capture, process: int, start_ns: int) -> int | None:
@@ -156,30 +167,24 @@ def _labelled_batch(capture: Capture, process: int, start_ns: int) -> int | None
 
 
 def _sequence(
-    capture: Capture, source: int, number: int, batch: int | None, rows: np.ndarray, words: Words
+    capture: Capture, source: int, call: np.ndarray, external_id: np.ndarray, **columns: np.ndarray
 ) -> Sequence:
-    api = capture.api.take(rows)
-    named = words.of(capture.strings, api.kernel_id)
-    copy, fill = (calls.call_kinds(capture)[rows] == kind for kind in (calls.COPY, calls.FILL))
+    """The launches that these calls (rows of `api`) made: an eager run of unknown modules."""
     return Sequence(
         source=source,
-        number=number,
-        origin=CAPTURED,
-        batch=batch,
-        words=np.where(copy, words[COPY], np.where(fill, words[FILL], named)),
-        kinds=np.where(copy, MEMCPY, np.where(fill, MEMSET, KERNEL)),
-        api=api.name_id,
-        call=rows,
-        op=_operators(capture, api.external_id, rows),
-        geometry=np.full((len(rows), 6), -1),
-        modules=[()] * len(rows),
-        layers=[""] * len(rows),
+        number=0,
+        origin=EAGER,
+        batch=None,
+        api=capture.api.name_id[call],
+        call=call,
+        op=_operators(capture, external_id, call),
+        modules=[()] * len(call),
+        layers=[""] * len(call),
+        **columns,
     )
 
 
-def eager(
-    capture: Capture, source: int, words: Words, frames: Frames | None, near: int | None = None
-) -> list[Sequence]:
+def eager(capture: Capture, source: int, words: Words, frames: Frames | None, near: int) -> list[Sequence]:
     """Forwards that were launched one by one: what each range of the program launched, and all of it.
 
     near: the length of the replay that is looked for; the MAX_EAGER nearest in length, and the whole.
@@ -190,31 +195,23 @@ def eager(
     rows = rows[np.lexsort((capture.ops.start_ns[rows], capture.api.start_ns[call[rows]]))]
     if not len(rows):
         return []
-    ops, calls_made = capture.ops.take(rows), call[rows]
-    at_ns = capture.api.start_ns[calls_made]
-    op = _operators(capture, ops.external_id, calls_made)
-    forward = Sequence(
-        source=source,
-        number=0,
-        origin=EAGER,
-        batch=None,
+    ops, at_ns = capture.ops.take(rows), capture.api.start_ns[call[rows]]
+    forward = _sequence(
+        capture,
+        source,
+        call[rows],
+        ops.external_id,
         words=words_of_rows(capture, words)[rows],
         kinds=ops.kind.astype(np.int64),
-        api=capture.api.name_id[calls_made],
-        call=calls_made,
-        op=op,
         geometry=np.stack([getattr(ops, name) for name in GEOMETRY], axis=1),
-        modules=[()] * len(rows),
-        layers=[""] * len(rows),
     )
-    forward = _with_layers(capture, [_with_modules(capture, forward, frames)])[0]
+    (forward,) = _in_model(capture, [forward], frames)
     ranges = capture.ranges.where(capture.ranges.kind != OP)
     low, high = (np.searchsorted(at_ns, ns) for ns in (ranges.start_ns, ranges.end_ns))
     spans = zip(low[high > low].tolist(), high[high > low].tolist(), strict=True)
     distinct = _distinct(capture, forward, [(0, len(rows)), *spans])
     # A replay is one forward, so ranges that launched about as much are tried, nearest first.
-    target = near or len(rows)
-    nearest = sorted(distinct, key=lambda span: (abs(span[1] - span[0] - target), span))[:MAX_EAGER]
+    nearest = sorted(distinct, key=lambda span: (abs(span[1] - span[0] - near), span))[:MAX_EAGER]
     nearest = list(dict.fromkeys([*nearest, (0, len(rows))]))
     return [_part(forward, number, low, high) for number, (low, high) in enumerate(nearest)]
 
@@ -237,15 +234,12 @@ def _part(forward: Sequence, number: int, low: int, high: int) -> Sequence:
     return replace(forward, number=number, **{name: getattr(forward, name)[low:high] for name in columns})
 
 
-def _with_modules(capture: Capture, sequence: Sequence, frames: Frames | None) -> Sequence:
-    api = capture.api.take(sequence.call)
-    if frames is None or not len(frames.table):
-        return sequence
-    return replace(sequence, modules=frames.modules(api.pid, api.tid, api.start_ns))
-
-
-def _with_layers(capture: Capture, several: list[Sequence]) -> list[Sequence]:
-    """Layers of sequences of one recording, in which each may be a piece of the model."""
+def _in_model(capture: Capture, several: list[Sequence], frames: Frames | None) -> list[Sequence]:
+    """Sequences of one recording with their modules and layers; each may be a piece of the model."""
+    if several and frames is not None and len(frames.table):
+        api = capture.api.take(np.concatenate([one.call for one in several]))
+        paths = iter(frames.modules(api.pid, api.tid, api.start_ns))
+        several = [replace(one, modules=[next(paths) for _ in one.modules]) for one in several]
     layers = iter(layers_of([path for one in several for path in one.modules]))
     layered = [replace(one, layers=[next(layers) for _ in one.modules]) for one in several]
     if any(any(one.layers) for one in layered):
@@ -267,15 +261,8 @@ def _compiled_calls(capture: Capture, sequence: Sequence) -> list[str]:
 
 
 def _operators(capture: Capture, external_id: np.ndarray, call: np.ndarray) -> np.ndarray:
-    """Row of `ranges` (n,) of the operator that made each call (row of `api`, or -1); -1 for none."""
-    rows = capture.operator_rows
-    owner = np.full(len(call), -1, dtype=np.int64)
-    called = np.flatnonzero(call >= 0)
-    if not len(rows) or not len(called):
-        return owner
-    calls = capture.api.take(call[called])
-    op, _ = operators_of_launches(
-        capture.operators, external_id[called], calls.pid, calls.tid, calls.start_ns
-    )
-    owner[called] = np.where(op >= 0, rows[op], -1)
-    return owner
+    """Row of `ranges` (n,) of the operator that made each call (row of `api`); -1 for none."""
+    api = capture.api.take(call)
+    op, _ = operators_of_launches(capture.operators, external_id, api.pid, api.tid, api.start_ns)
+    rows: np.ndarray = np.append(capture.operator_rows, -1)[op]
+    return rows

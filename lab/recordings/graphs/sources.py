@@ -33,7 +33,6 @@ class Source:
     capture: Capture
     frames: Frames | None = None
     batch: int | None = None
-    rank: int | None = None
     folder: Path | None = None
 
 
@@ -42,10 +41,7 @@ class _Detail(msgspec.Struct):
     batch_size: int | None = None
 
 
-@dataclass(frozen=True)
-class _File:
-    path: Path
-    batch: int | None = None
+_Files = dict[Path, int | None]  # each with its batch, None unknown
 
 
 def load_sources(
@@ -65,19 +61,14 @@ def load_sources(
     for path in paths:
         if not path.exists():
             raise not_here("no such capture", path)
-        files, notes = _listed(path) if path.is_dir() else ([_File(path)], [])
-        problems += notes
         folder = path if path.is_dir() else None
-        sources += [_read(one, folder) for one in _needed(files, executed)]
+        files, notes = _listed(folder) if folder else ({path: None}, [])
+        problems += notes
+        sources += [_read(file, batch, folder) for file, batch in _needed(files, executed).items()]
     return sources, problems
 
 
-def own_source(path: Path, capture: Capture, *, stacks: bool) -> Source:
-    """The replay's own recording as a source; stacks: it holds Python calls."""
-    return Source(path, capture, read_frames(path) if stacks else None)
-
-
-def _listed(folder: Path) -> tuple[list[_File], list[str]]:
+def _listed(folder: Path) -> tuple[_Files, list[str]]:
     details = folder / DETAILS
     if details.is_file():
         return _from_details(folder, details)
@@ -92,24 +83,22 @@ def _listed(folder: Path) -> tuple[list[_File], list[str]]:
         raise BadDataError(
             f"more than {MAX_FILES} traces", location=folder, fix="name the capture's own trace"
         )
-    named = [_BATCH.search(path.name) for path in files]
-    return [
-        _File(path, int(match[1]) if match else None) for path, match in zip(files, named, strict=True)
-    ], []
+    return {path: int(match[1]) if (match := _BATCH.search(path.name)) else None for path in files}, []
 
 
-def _from_details(folder: Path, details: Path) -> tuple[list[_File], list[str]]:
+def _from_details(folder: Path, details: Path) -> tuple[_Files, list[str]]:
     text = read_whole(details, _DETAILS_BYTES)
     try:
         rows = msgspec.json.decode(text, type=list[_Detail])
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
         raise BadDataError(f"not a list of captures: {error}", location=details) from error
-    files, absent = [], []
+    files: _Files = {}
+    absent = []
     for row in rows[:MAX_FILES]:
         # A listed name with a path in it could lead out of the folder.
         inside = Path(row.file).name == row.file and row.file not in ("", ".", "..")
         if inside and (folder / row.file).is_file():
-            files.append(_File(folder / row.file, row.batch_size))
+            files[folder / row.file] = row.batch_size
         else:
             absent.append(row.file)
     if not files:
@@ -120,22 +109,21 @@ def _from_details(folder: Path, details: Path) -> tuple[list[_File], list[str]]:
     return files, [f"{details.name}: {plural(len(absent), 'capture')} not in the folder: {names}"]
 
 
-def _needed(files: list[_File], executed: Sequence[int | None]) -> list[_File]:
-    batches = sorted({file.batch for file in files if file.batch is not None})
-    if not batches or any(file.batch is None for file in files) or any(call is None for call in executed):
+def _needed(files: _Files, executed: Sequence[int | None]) -> _Files:
+    batches = sorted(batch for batch in files.values() if batch is not None)
+    if not batches or None in files.values() or None in executed:
         return files
     wanted = {next((size for size in batches if size >= (call or 0)), batches[-1]) for call in executed}
-    return [file for file in files if file.batch in wanted]
+    return {file: batch for file, batch in files.items() if batch in wanted}
 
 
-def _read(file: _File, folder: Path | None) -> Source:
+def _read(file: Path, batch: int | None, folder: Path | None) -> Source:
     from lab.recordings.load import load_torch_trace  # which reads graphs' captures as well
 
     try:
-        capture = load_torch_trace(file.path)
+        capture = load_torch_trace(file)
     except LabError as error:
         raise type(error)(
-            f"the capture: {error.problem}", location=error.location or file.path, fix=error.fix
+            f"the capture: {error.problem}", location=error.location or file, fix=error.fix
         ) from error
-    frames = read_frames(file.path) if capture.meta.stacks else None
-    return Source(file.path, capture, frames, file.batch, capture.meta.rank, folder)
+    return Source(file, capture, read_frames(file) if capture.meta.stacks else None, batch, folder)

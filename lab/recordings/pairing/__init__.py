@@ -10,14 +10,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 
 from lab.core.words import plural
 from lab.recordings.pairing.clocks import Clock, clocks_of
 from lab.recordings.pairing.match import match_calls
-from lab.recordings.pairing.rows import UNNAMED, CallRows, Match, bus_factor, running_count
+from lab.recordings.pairing.rows import UNNAMED, CallRows, bus_factor, running_count
 from lab.recordings.tables import Table
 from lab.stats.columns import objects
 
@@ -37,9 +36,9 @@ class Pairs:
     one rank alone has NaN skews and straggler_rank -1.
     instances: the rows of every rank's table with rank, collective_id (-1: cannot be matched; of several
     sends and receives in one kernel the first), all_in_ns (when the last of those it waits for had come),
-    awaited (that one's rank, -1 where it cannot be told), wait_us until then, and ts_ns corrected by
-    offsets_ns. legs: of every paired send and receive its instance and collective_id, the ranks that it goes
-    from and to, and whether it waits (a send that NCCL buffered does not).
+    awaited (that one's rank, -1 where it cannot be told), p2p (a send or receive), wait_us until then, and
+    ts_ns corrected by offsets_ns. legs: of every paired send and receive its instance and collective_id, the
+    ranks that it goes from and to, and whether it waits (a send that NCCL buffered does not).
     clocks: each rank's clock against the reference rank's, with bounds; offsets_ns: what was subtracted from
     each rank's times in the middle of the recording, if they were impossible. problems: sentences.
     """
@@ -62,31 +61,22 @@ def pair_collectives(ranks: Mapping[int, Table], *, hosts: Mapping[int, str] | N
     of the calls between two steps.
     """
     rows = CallRows(ranks)
-    matches = match_calls(rows)
-    return _pairs_of(rows, matches, clocks_of(rows, matches, hosts=hosts))
-
-
-def _pairs_of(rows: CallRows, matches: Sequence[Match], clocks: tuple[Clock, ...]) -> Pairs:
+    call, confidence = match_calls(rows)
+    clocks = clocks_of(rows, call, hosts=hosts)
     start = np.array(rows.start, dtype=np.int64)
     for index, clock in enumerate(clocks):
-        if clock.corrected:
-            of_rank = rows.rank_index == index
-            start[of_rank] -= clock.error_ns(start[of_rank])
-    call = np.full(len(rows.rank), -1, dtype=np.int64)
-    confidence: list[str] = []
-    for group, match in enumerate(matches):
-        members = rows.of_group(group)
-        used, dense = np.unique(match.call[match.call >= 0], return_inverse=True)
-        call[members[match.call >= 0]] = dense.ravel() + len(confidence)
-        confidence += [match.confidence] * len(used)
+        of_rank = rows.rank_index == index
+        start[of_rank] -= clock.error_ns(start[of_rank])
     # Numbers of calls are columns of tables, so they count over all groups, by time.
-    call, confidence = _in_order_of_time(call, confidence, start)
-    table = CallSummary(rows, call, start)
-    collectives = table.collectives(confidence)
+    earliest = np.full(len(confidence), np.iinfo(np.int64).max)
+    np.minimum.at(earliest, call[call >= 0], start[call >= 0])
+    order = np.argsort(earliest, kind="stable")
+    call = np.append(np.argsort(order), -1)[call]
+    collectives = _collectives(rows, call, start, [confidence[i] for i in order])
     return Pairs(
         ranks=rows.ranks,
         collectives=collectives,
-        instances=_instances(rows, call, start, table.all_in(), collectives),
+        instances=_instances(rows, call, start, collectives),
         legs=_legs(rows, call),
         offsets_ns={clock.rank: round(clock.offset_ns) if clock.corrected else 0 for clock in clocks},
         problems=tuple(_problems_of(rows, call, collectives, clocks)),
@@ -94,27 +84,100 @@ def _pairs_of(rows: CallRows, matches: Sequence[Match], clocks: tuple[Clock, ...
     )
 
 
-def _instances(
-    rows: CallRows, call: np.ndarray, start: np.ndarray, all_in: np.ndarray, collectives: Table
-) -> Table:
+def _collectives(rows: CallRows, call: np.ndarray, start: np.ndarray, confidence: Sequence[str]) -> Table:
+    """One row per call from the rows that belong to it."""
+    num_calls = len(confidence)
+    order, from_last = (
+        by_call[call[by_call] >= 0]
+        for by_call in (np.lexsort((rows.rank, key, call)) for key in (start, -start))
+    )
+    offset = np.searchsorted(call[order], np.arange(num_calls))
+    size = np.diff(np.append(offset, len(order)))
+    # The rows that started first and last in each call; the lowest rank among equals.
+    lead, latest = order[offset], from_last[offset]
+
+    def reduced(operation: np.ufunc, values: np.ndarray) -> np.ndarray:
+        result: np.ndarray = operation.reduceat(values[order], offset)
+        return result
+
+    kinds, group = rows.kinds[lead], rows.group[lead]
+    members = [{*rows.members_of(number)} for number in range(len(rows.groups))]
+    ranks, spans = rows.rank[order].tolist(), zip(offset.tolist(), (offset + size).tolist(), strict=True)
+    absent = [
+        sorted(members[number].difference(ranks[low:high]))
+        for number, (low, high) in zip(group.tolist(), spans, strict=True)
+    ]
+    is_p2p = np.array([bool(route) for route in rows.routes], dtype=bool)[group]
+    named_size = np.where(is_p2p, 2, reduced(np.maximum, rows.column("group_size")))
+    num_members = np.array([*map(len, members)], dtype=np.int64)[group]
+    group_size = np.where(named_size > 0, named_size, num_members)
+    num_bytes = reduced(np.maximum, rows.column("msg_bytes"))
+    latency_us = reduced(np.minimum, rows.dur) / 1e3
+    ends, alone = start + rows.dur, size < 2
+    algbw = np.full(num_calls, np.nan)
+    measurable = (num_bytes >= 0) & (latency_us > 0)
+    algbw[measurable] = num_bytes[measurable] / latency_us[measurable] / 1e3
+    num_sharing = np.where(group_size > 0, group_size, size)
+    factors = [bus_factor(*pair) for pair in zip(kinds, num_sharing.tolist(), strict=True)]
+
+    def skew_us(skew_ns: np.ndarray) -> np.ndarray:
+        return np.where(alone, np.nan, skew_ns / 1e3)
+
+    return Table(
+        {
+            "collective_id": np.arange(num_calls),
+            **{name: rows.column(name)[lead] for name in ("pg_name", "pg_desc", "pg_ranks", "collective")},
+            "kind": kinds,
+            "blocks": rows.blocking[lead],
+            "dtype": rows.column("dtype")[lead],
+            **{name: reduced(np.maximum, rows.column(name)) for name in ("in_nelems", "out_nelems")},
+            "msg_bytes": num_bytes,
+            "group_size": group_size,
+            "index_in_group": running_count(group),
+            "num_ranks": size,
+            "complete": np.array([not ranks for ranks in absent], dtype=bool)
+            & (size >= np.maximum(named_size, 1)),
+            "missing_ranks": objects([", ".join(map(str, ranks)) for ranks in absent]),
+            "ts_ns": start[lead],
+            "latency_us": latency_us,
+            "start_skew_us": skew_us(start[latest] - start[lead]),
+            "end_skew_us": skew_us(reduced(np.maximum, ends) - reduced(np.minimum, ends)),
+            "straggler_rank": np.where(alone, -1, rows.rank[latest]),
+            "first_rank": np.where(alone, -1, rows.rank[lead]),
+            "algbw_gb_s": algbw,
+            "busbw_gb_s": algbw * np.array(factors, dtype=float),
+            **{name: rows.column(name)[lead] for name in ("stream", "step")},
+            "confidence": objects(confidence),
+        }
+    )
+
+
+def _instances(rows: CallRows, call: np.ndarray, start: np.ndarray, collectives: Table) -> Table:
     """One row per kernel of every rank, with its call, and whom it waits for until when."""
+    is_paired, kernels = call >= 0, np.arange(rows.num_kernels)
+    last_start = np.full(len(collectives) + 1, np.iinfo(np.int64).min)
+    np.maximum.at(last_start, call[is_paired], start[is_paired])
+    # Its own start where it is unknown when the last that a row waits for had come.
+    all_in = np.where(is_paired & ~rows.buffered, last_start[call], start)
     straggler = np.append(collectives.straggler_rank, -1)[call]
     blocks = np.append(collectives.blocks.astype(bool), False)[call]
     awaited = np.where(rows.p2p | blocks, straggler, -1)
     awaited = np.where((awaited >= 0) & (all_in <= start), rows.rank, awaited)
-    wait = np.where(call >= 0, (all_in - start) / 1e3, np.nan)
+    wait = np.where(is_paired, (all_in - start) / 1e3, np.nan)
     # Of the rows of one kernel the one that all the others are in before stands for it.
-    order = np.lexsort((call < 0, -all_in, rows.source))
-    of_kernel = order[np.searchsorted(rows.source[order], np.arange(_num_kernels(rows)))]
-    named = np.full(_num_kernels(rows), np.iinfo(np.int64).max)
-    np.minimum.at(named, rows.source[call >= 0], call[call >= 0])
+    order = np.lexsort((~is_paired, -all_in, rows.source))
+    of_kernel = order[np.searchsorted(rows.source[order], kernels)]
+    unnamed = len(collectives)
+    number = np.full(len(kernels), unnamed)
+    np.minimum.at(number, rows.source[is_paired], call[is_paired])
     columns = {
         "rank": rows.rank[of_kernel],
-        "collective_id": np.where(named == np.iinfo(np.int64).max, -1, named),
+        "collective_id": np.where(number == unnamed, -1, number),
         **rows.kernels,
         "ts_ns": start[of_kernel],
         "all_in_ns": all_in[of_kernel],
         "awaited": awaited[of_kernel],
+        "p2p": rows.p2p[of_kernel],
         "wait_us": wait[of_kernel],
     }
     return Table(columns)
@@ -132,21 +195,6 @@ def _legs(rows: CallRows, call: np.ndarray) -> Table:
         "waits": ~rows.buffered[is_leg],
     }
     return Table(columns)
-
-
-def _num_kernels(rows: CallRows) -> int:
-    return int(rows.source[-1]) + 1 if len(rows.source) else 0
-
-
-def _in_order_of_time(
-    call: np.ndarray, confidence: list[str], start: np.ndarray
-) -> tuple[np.ndarray, list[str]]:
-    earliest = np.full(len(confidence), np.iinfo(np.int64).max)
-    np.minimum.at(earliest, call[call >= 0], start[call >= 0])
-    order = np.argsort(earliest, kind="stable")
-    number = np.empty(len(order) + 1, dtype=np.int64)
-    number[order], number[-1] = np.arange(len(order)), -1
-    return number[call], [confidence[i] for i in order]
 
 
 def _problems_of(
@@ -179,104 +227,3 @@ def _problems_of(
                 f"{clock.low_ns / 1e3:.0f} us and at most {clock.high_ns / 1e3:.0f} us ahead; "
                 "its pairing or its clock is wrong"
             )
-
-
-class CallSummary:
-    """One row per call from the rows that belong to it."""
-
-    def __init__(self, rows: CallRows, call: np.ndarray, start: np.ndarray) -> None:
-        self._rows, self._call = rows, call
-        order, from_last = (np.lexsort((rows.rank, key, call)) for key in (start, -start))
-        self._index = order[call[order] >= 0]
-        call_of_row = call[self._index]
-        self._num = int(call_of_row[-1]) + 1 if len(call_of_row) else 0
-        self._offset = np.searchsorted(call_of_row, np.arange(self._num))
-        self._size = np.diff(np.append(self._offset, len(call_of_row)))
-        self._start = start
-        self._ends = start + rows.dur
-        # The row that started last in each call; the lowest rank among equals.
-        self._last_rows = from_last[call[from_last] >= 0][self._offset]
-        self.last_start = start[self._last_rows]
-
-    def all_in(self) -> np.ndarray:
-        """When the last that each row (n,) waits for had come; its own start where that is unknown."""
-        last_start_ns = np.append(self.last_start, np.iinfo(np.int64).min)[self._call]
-        waits = (self._call >= 0) & ~self._rows.buffered
-        return np.where(waits, np.maximum(last_start_ns, self._start), self._start)
-
-    def collectives(self, confidence: Sequence[str]) -> Table:
-        rows, lead = self._rows, self._index[self._offset]
-        kinds = [rows.kinds[i] for i in lead.tolist()]
-        columns: dict[str, Any] = {"collective_id": np.arange(self._num)}
-        for name in ("pg_name", "pg_desc", "pg_ranks", "collective"):
-            columns[name] = rows.column(name)[lead]
-        columns["kind"] = objects(kinds)
-        columns["blocks"] = rows.blocking[lead]
-        columns["dtype"] = rows.column("dtype")[lead]
-        for name in ("in_nelems", "out_nelems", "msg_bytes"):
-            columns[name] = self._reduce(np.maximum, rows.column(name))
-        columns |= self._membership(lead) | self._times()
-        size = np.where(columns["group_size"] > 0, columns["group_size"], self._size)
-        columns |= self._bandwidth(columns["msg_bytes"], columns["latency_us"], kinds, size)
-        for name in ("stream", "step"):
-            columns[name] = rows.column(name)[lead]
-        return Table({**columns, "confidence": objects(confidence)})
-
-    def _membership(self, lead: np.ndarray) -> dict[str, np.ndarray]:
-        rows = self._rows
-        num_ranks = len(rows.ranks)
-        is_member = np.zeros((self._num, num_ranks), dtype=bool)
-        is_member[np.repeat(np.arange(self._num), self._size), rows.rank_index[self._index]] = True
-        expected = [rows.members_of(group) for group in range(rows.num_groups)]
-        group = rows.group[lead]
-        texts: dict[tuple[int, bytes], str] = {}
-        missing = []
-        for g, mask in zip(group.tolist(), is_member, strict=True):
-            # Thousands of calls lack the same ranks: each set becomes a text once.
-            key = (g, mask.tobytes())
-            if key not in texts:
-                members = {rank for rank, is_there in zip(rows.ranks, mask.tolist(), strict=True) if is_there}
-                texts[key] = ", ".join(str(rank) for rank in expected[g] if rank not in members)
-            missing.append(texts[key])
-        is_p2p = np.array([bool(route) for route in rows.routes], dtype=bool)[group]
-        size = np.where(is_p2p, 2, self._reduce(np.maximum, rows.column("group_size")))
-        expected_size = np.array([len(expected[g]) for g in group.tolist()], dtype=np.int64)
-        nothing_missing = np.array([text == "" for text in missing], dtype=bool)
-        complete = nothing_missing & (self._size >= np.maximum(size, 1))
-        return {
-            "group_size": np.where(size > 0, size, expected_size),
-            "index_in_group": running_count(group),
-            "num_ranks": self._size,
-            "complete": complete,
-            "missing_ranks": objects(missing),
-        }
-
-    def _times(self) -> dict[str, np.ndarray]:
-        alone = self._size < 2
-        first_row, last_row = self._index[self._offset], self._last_rows
-        end_first, end_last = self._reduce(np.minimum, self._ends), self._reduce(np.maximum, self._ends)
-        return {
-            "ts_ns": self._start[first_row],
-            "latency_us": self._reduce(np.minimum, self._rows.dur) / 1e3,
-            "start_skew_us": np.where(alone, np.nan, (self.last_start - self._start[first_row]) / 1e3),
-            "end_skew_us": np.where(alone, np.nan, (end_last - end_first) / 1e3),
-            "straggler_rank": np.where(alone, -1, self._rows.rank[last_row]),
-            "first_rank": np.where(alone, -1, self._rows.rank[first_row]),
-        }
-
-    def _bandwidth(
-        self, num_bytes: np.ndarray, latency_us: np.ndarray, kinds: Sequence[str], sizes: np.ndarray
-    ) -> dict[str, np.ndarray]:
-        measurable = (num_bytes >= 0) & (latency_us > 0)
-        algbw = np.full(self._num, np.nan)
-        algbw[measurable] = num_bytes[measurable] / latency_us[measurable] / 1e3
-        factor = np.array(
-            [bus_factor(*pair) for pair in zip(kinds, sizes.tolist(), strict=True)], dtype=float
-        )
-        return {"algbw_gb_s": algbw, "busbw_gb_s": algbw * factor}
-
-    def _reduce(self, operation: Any, values: np.ndarray) -> np.ndarray:
-        if not self._num:
-            return values[:0]
-        reduced: np.ndarray = operation.reduceat(values[self._index], self._offset)
-        return reduced

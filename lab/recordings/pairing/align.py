@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
 
 import numpy as np
 
 from lab.recordings.pairing.clocks import DRIFT_WINDOW_NS, clock_line
 from lab.recordings.pairing.rows import CallRows
+from lab.recordings.tables import Table, joined
 from lab.stats import robust
 from lab.stats.columns import distinct
 
@@ -29,7 +29,7 @@ _MOST_VOTERS = 256  # calls of one rank that vote, each with all equal calls of 
 
 def align_ranks(rows: CallRows, members: np.ndarray, lists: Sequence[np.ndarray]) -> np.ndarray:
     """Calls (m,) by aligning one rank after the other, the longest first, with the calls known so far."""
-    lanes = [_lane_of(rows, members[index], rows.start) for index in lists]
+    lanes = [_lane_of(rows, members[index]) for index in lists]
     # The longest list first: shorter ones then mostly fit into it.
     order = sorted(range(len(lists)), key=lambda i: -len(lists[i]))
     merged, number = lanes[order[0]], np.arange(len(lists[order[0]]))
@@ -38,54 +38,31 @@ def align_ranks(rows: CallRows, members: np.ndarray, lists: Sequence[np.ndarray]
     num_calls = len(number)
     for i in order[1:]:
         # Ends are compared across ranks, so the clock of a lane is settled before its calls are aligned.
-        lanes[i] = lanes[i].moved(_voted_clock(merged, lanes[i]))
-        a, b, left_out = _common_order(merged, lanes[i])
+        ahead_ns = _voted_clock(merged, lanes[i])
+        lane = lanes[i].with_columns(begin=lanes[i].begin - ahead_ns, end=lanes[i].end - ahead_ns)
+        a, b, left_out = _common_order(merged, lane)
         rows.not_aligned = max(rows.not_aligned, left_out)
-        call_of_lane = np.full(len(lanes[i]), -1, dtype=np.int64)
+        call_of_lane = np.full(len(lane), -1, dtype=np.int64)
         call_of_lane[b] = number[a]
         new = np.flatnonzero(call_of_lane < 0)
         call_of_lane[new] = np.arange(num_calls, num_calls + len(new))
         num_calls += len(new)
         call[lists[i]] = call_of_lane
-        merged, number = _merged(merged, number, lanes[i], call_of_lane, a, b)
+        merged, number = _merged(merged, number, lane, call_of_lane, a, b)
     return call
 
 
-@dataclass
-class _Lane:
-    """Calls in their order: signature, and the time in which all ranks were in it (last start, first end)."""
-
-    step: np.ndarray
-    signature: np.ndarray
-    blocking: np.ndarray
-    begin: np.ndarray
-    end: np.ndarray
-
-    def __len__(self) -> int:
-        return len(self.signature)
-
-    def take(self, index: np.ndarray) -> _Lane:
-        return _Lane(*(values[index] for values in vars(self).values()))
-
-    def moved(self, offset_ns: np.ndarray) -> _Lane:
-        return replace(self, begin=self.begin - offset_ns, end=self.end - offset_ns)
-
-    def joined(self, addition: _Lane) -> _Lane:
-        columns = zip(vars(self).values(), vars(addition).values(), strict=True)
-        return _Lane(*(np.concatenate(column) for column in columns))
+# Of a lane: step, signature, and the time in which all ranks were in a call (last start, first end).
+_LANE = {"step": np.int64, "signature": np.int64, "blocking": np.bool_, "begin": np.int64, "end": np.int64}
 
 
-def _lane_of(rows: CallRows, index: np.ndarray, start: np.ndarray) -> _Lane:
-    return _Lane(
-        rows.step[index],
-        rows.signature[index],
-        rows.blocking[index],
-        start[index],
-        start[index] + rows.dur[index],
-    )
+def _lane_of(rows: CallRows, index: np.ndarray) -> Table:
+    begin, end = rows.start[index], rows.start[index] + rows.dur[index]
+    columns = {name: getattr(rows, name)[index] for name in ("step", "signature", "blocking")}
+    return Table({**columns, "begin": begin, "end": end})
 
 
-def _voted_clock(merged: _Lane, lane: _Lane) -> np.ndarray:
+def _voted_clock(merged: Table, lane: Table) -> np.ndarray:
     """How far the clock of `lane` is ahead at each of its calls (n,), in ns: one offset, or a line.
 
     Over long recordings each stretch of time votes on its own, because a clock may drift.
@@ -101,7 +78,7 @@ def _voted_clock(merged: _Lane, lane: _Lane) -> np.ndarray:
     return np.rint(offset + slope * (lane.end - middle)).astype(np.int64)
 
 
-def _voted_offset(merged: _Lane, lane: _Lane) -> int:
+def _voted_offset(merged: Table, lane: Table) -> int:
     """Where most ends of equal calls differ by the same; 0 where the clocks as recorded do nearly as well."""
     voters = np.flatnonzero(lane.blocking)
     if len(voters) > _MOST_VOTERS:
@@ -127,26 +104,26 @@ def _voted_offset(merged: _Lane, lane: _Lane) -> int:
 
 
 def _merged(
-    base: _Lane, number: np.ndarray, lane: _Lane, call_of_lane: np.ndarray, a: np.ndarray, b: np.ndarray
-) -> tuple[_Lane, np.ndarray]:
+    base: Table, number: np.ndarray, lane: Table, call_of_lane: np.ndarray, a: np.ndarray, b: np.ndarray
+) -> tuple[Table, np.ndarray]:
     """The known calls after one more rank: matched ones narrowed to the common time, new ones inserted."""
     # All ranks were in a call from the last begin to the first end: a further rank must meet that.
-    base.begin[a] = np.maximum(base.begin[a], lane.begin[b])
-    base.end[a] = np.minimum(base.end[a], lane.end[b])
+    begin, end = base.begin.copy(), base.end.copy()
+    begin[a], end[a] = np.maximum(begin[a], lane.begin[b]), np.minimum(end[a], lane.end[b])
     new = np.ones(len(lane), dtype=bool)
     new[b] = False
     # A new call goes between the matched calls around it, by its start.
     gap = np.searchsorted(b, np.flatnonzero(new))
     lower, behind = np.concatenate([[-1], a])[gap], np.concatenate([a, [len(base)]])[gap]
-    position = np.searchsorted(np.maximum.accumulate(base.begin), lane.begin[new]) - 1
+    position = np.searchsorted(np.maximum.accumulate(begin), lane.begin[new]) - 1
     position = np.clip(position, lower, behind - 1)
     keys = np.concatenate([np.arange(len(base)) * 2, position * 2 + 1])
     order = np.argsort(keys, kind="stable")
-    merged = base.joined(lane.take(np.flatnonzero(new))).take(order)
+    merged = joined([base.with_columns(begin=begin, end=end), lane.where(new)], _LANE).take(order)
     return merged, np.concatenate([number, call_of_lane[new]])[order]
 
 
-def _common_order(a: _Lane, b: _Lane) -> tuple[np.ndarray, np.ndarray, int]:
+def _common_order(a: Table, b: Table) -> tuple[np.ndarray, np.ndarray, int]:
     """The best common order of two lanes: indices into a (k,) and into b (k,), both rising.
 
     The third value: how many calls of b were in blocks too large to be aligned.
@@ -172,7 +149,7 @@ def _common_order(a: _Lane, b: _Lane) -> tuple[np.ndarray, np.ndarray, int]:
     return left[rising], right[rising], left_out
 
 
-def _best_path(a: _Lane, b: _Lane) -> tuple[np.ndarray, np.ndarray]:
+def _best_path(a: Table, b: Table) -> tuple[np.ndarray, np.ndarray]:
     """Indices of the pairs whose scores sum highest; a row of the table at a time."""
     best = np.zeros(len(b) + 1)
     diagonal = np.zeros((len(a), len(b)), dtype=bool)
@@ -200,7 +177,7 @@ def _best_path(a: _Lane, b: _Lane) -> tuple[np.ndarray, np.ndarray]:
     return path[:, 0], path[:, 1]
 
 
-def _scores(a: _Lane, i: int, b: _Lane) -> np.ndarray:
+def _scores(a: Table, i: int, b: Table) -> np.ndarray:
     """How well call i of `a` fits each call of `b` (m,): 0 for not at all, up to 1.2 for the same end."""
     same: np.ndarray = b.signature == a.signature[i]
     if not a.blocking[i]:

@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from lab.recordings.pairing.rows import CallRows, Match
+from lab.recordings.pairing.rows import CallRows
 from lab.stats import robust
 from lab.stats.columns import distinct
 
@@ -56,29 +56,33 @@ class Clock:
 
 
 def clocks_of(
-    rows: CallRows, matches: Sequence[Match], *, hosts: Mapping[int, str] | None = None
+    rows: CallRows, call: np.ndarray, *, hosts: Mapping[int, str] | None = None
 ) -> tuple[Clock, ...]:
-    """The clock of every rank against the median rank's; hosts: where they run, if that is known."""
-    grids = [_grid(rows, group, match) for group, match in enumerate(matches)]
-    filled = [grid for grid in grids if grid is not None]
+    """The clock of every rank against the median rank's; call (n,): the number of each row's call, or -1.
+
+    hosts: where the ranks run, if that is known.
+    """
+    grids = [*filter(None, (_grid(rows, group, call) for group in range(len(rows.groups))))]
     several = hosts is not None and len({hosts.get(rank, "") for rank in rows.ranks}) > 1
-    deviation = _median_deviation(len(rows.ranks), filled)
+    deviation = _median_deviation(len(rows.ranks), grids)
     # A middle rank as reference: against a late rank 0 all others would seem early.
     reference = _middle_rank(deviation)
     estimates = {reference: _Estimate(np.zeros(1), np.zeros(1, dtype=np.int64), 0.0, 0.0, 0.0)}
     todo = [reference]
     while todo:  # a rank that shares no group with the reference is reached over one that does
         base = todo.pop(0)
-        for grid in filled:
+        for grid in grids:
             for index, estimate in _against(grid, base, estimates[base]):
                 if index not in estimates:
                     estimates[index] = estimate
                     todo.append(index)
-    ranks = range(len(rows.ranks))
-    offsets = np.array([estimates[i].offset_ns if i in estimates else 0.0 for i in ranks])
-    apart = _never_met(filled, offsets)
+    offsets = np.array([estimates[i].offset_ns if i in estimates else 0.0 for i in range(len(rows.ranks))])
+    apart = _never_met(grids, offsets)
     # A rank whose times are impossible only against a third one is found by the calls that never met.
-    clocks = [_clock(rows.ranks[i], estimates.get(i), i == reference, several or i in apart) for i in ranks]
+    clocks = [
+        _clock(rank, estimates.get(i), i == reference, several or i in apart)
+        for i, rank in enumerate(rows.ranks)
+    ]
     return _of_hosts(clocks, hosts) if several and hosts else tuple(clocks)
 
 
@@ -107,18 +111,16 @@ class _Estimate:
         return robust.median(self.differences) + self.base_ns
 
 
-def _grid(rows: CallRows, group: int, match: Match) -> _Grid | None:
+def _grid(rows: CallRows, group: int, call: np.ndarray) -> _Grid | None:
     members = rows.of_group(group)
-    wanted = (match.call >= 0) & rows.blocking[members] & (rows.dur[members] > 0)
-    if not wanted.any():
-        return None
-    index, call = members[wanted], match.call[wanted]
+    index = members[(call[members] >= 0) & rows.blocking[members] & (rows.dur[members] > 0)]
     ranks = distinct(rows.rank_index[index])
     if len(ranks) < 2:
         return None
-    shape = (int(call.max()) + 1, len(ranks))
+    calls = distinct(call[index])
+    shape = (len(calls), len(ranks))
     start, end = np.full(shape, np.nan), np.full(shape, np.nan)
-    cells = call, np.searchsorted(ranks, rows.rank_index[index])
+    cells = np.searchsorted(calls, call[index]), np.searchsorted(ranks, rows.rank_index[index])
     # float64 keeps 256 ns of a unix time in ns; counted from the first start it is exact.
     origin = int(rows.start[index].min())
     start[cells] = rows.start[index] - origin
@@ -130,12 +132,8 @@ def _median_deviation(num_ranks: int, grids: Sequence[_Grid]) -> np.ndarray:
     """Each rank's median end relative to the median end of the call (ranks,), NaN for none."""
     deviation = np.full(num_ranks, np.nan)
     for grid in grids:
-        middle = _row_medians(grid.end)
-        for column, index in enumerate(grid.ranks.tolist()):
-            deviations = grid.end[:, column] - middle
-            deviations = deviations[~np.isnan(deviations)]
-            if len(deviations) and math.isnan(deviation[index]):
-                deviation[index] = robust.median(deviations)
+        of_grid = robust.column_medians(grid.end - _row_medians(grid.end)[:, None])
+        deviation[grid.ranks] = np.where(np.isnan(deviation[grid.ranks]), of_grid, deviation[grid.ranks])
     return deviation
 
 
@@ -168,15 +166,12 @@ def _against(grid: _Grid, base: int, of_base: _Estimate) -> list[tuple[int, _Est
         start, end = grid.start[shared, column], grid.end[shared, column]
         start0, end0 = grid.start[shared, base_column[0]], grid.end[shared, base_column[0]]
         # It had entered before the other left, and left after the other had entered: both bound its clock.
-        low, high = float((start - end0).max()), float((end - start0).min())
-        estimate = _Estimate(
-            end - end0,
-            end.astype(np.int64) + grid.origin,
-            of_base.offset_ns,
-            low + of_base.low_ns,
-            high + of_base.high_ns,
+        low, high = (
+            float((start - end0).max()) + of_base.low_ns,
+            float((end - start0).min()) + of_base.high_ns,
         )
-        estimates.append((index, estimate))
+        when = end.astype(np.int64) + grid.origin
+        estimates.append((index, _Estimate(end - end0, when, of_base.offset_ns, low, high)))
     return estimates
 
 
@@ -184,8 +179,8 @@ def _never_met(grids: Sequence[_Grid], offsets: np.ndarray) -> set[int]:
     """Ranks that left a call before another had entered it; of such two, the one that is further off."""
     suspects = set()
     for grid in grids:
-        latest = np.nanmax(np.where(np.isnan(grid.start), -np.inf, grid.start), axis=1)
-        soonest = np.nanmin(np.where(np.isnan(grid.end), np.inf, grid.end), axis=1)
+        latest = np.where(np.isnan(grid.start), -np.inf, grid.start).max(axis=1)
+        soonest = np.where(np.isnan(grid.end), np.inf, grid.end).min(axis=1)
         calls = np.flatnonzero(latest - soonest > SAME_HOST_NS)
         if not len(calls):
             continue
@@ -197,10 +192,9 @@ def _never_met(grids: Sequence[_Grid], offsets: np.ndarray) -> set[int]:
 
 
 def _clock(rank: int, estimate: _Estimate | None, is_reference: bool, suspect: bool) -> Clock:
-    if estimate is None:
-        return Clock(rank, 0.0, math.nan, math.nan, 0.0, 0, 0, corrected=False, plausible=True)
-    if is_reference:
-        return Clock(rank, 0.0, 0.0, 0.0, 0.0, 0, 0, corrected=False, plausible=True)
+    if estimate is None or is_reference:
+        bound_ns = 0.0 if is_reference else math.nan
+        return Clock(rank, 0.0, bound_ns, bound_ns, 0.0, 0, 0, corrected=False, plausible=True)
     offset, slope, middle = clock_line(estimate.when, estimate.differences)
     offset += estimate.base_ns
     low, high = estimate.low_ns, estimate.high_ns

@@ -8,27 +8,34 @@ from typing import NamedTuple
 import numpy as np
 
 from lab.recordings.pairing.align import MEET_NS, align_ranks
-from lab.recordings.pairing.rows import UNNAMED, CallRows, Match, numbered, running_count
+from lab.recordings.pairing.rows import UNNAMED, CallRows, numbered, running_count
 from lab.stats import robust
 from lab.stats.columns import distinct
 
 
-def match_calls(rows: CallRows) -> list[Match]:
-    """One match per group."""
-    return [_match_group(rows, group) for group in range(rows.num_groups)]
+def match_calls(rows: CallRows) -> tuple[np.ndarray, list[str]]:
+    """The number of the call that each row (n,) belongs to, -1 for none; how each call was told."""
+    call = np.full(len(rows.rank), -1, dtype=np.int64)
+    confidence: list[str] = []
+    for group in range(len(rows.groups)):
+        members = rows.of_group(group)
+        number, certainty = _match_group(rows, group, members)
+        used, dense = np.unique(number[number >= 0], return_inverse=True)
+        call[members[number >= 0]] = dense.ravel() + len(confidence)
+        confidence += [certainty] * len(used)
+    return call, confidence
 
 
-def _match_group(rows: CallRows, group: int) -> Match:
-    members = rows.of_group(group)
+def _match_group(rows: CallRows, group: int, members: np.ndarray) -> tuple[np.ndarray, str]:
     route = rows.routes[group]
     if route and route != UNNAMED:
-        return Match(match_route(rows, members, route), "order")
+        return match_route(rows, members, route), "order"
     if route:
-        return Match(_unnamed(rows, members), "order")
+        return _unnamed(rows, members), "order"
     if (rows.seq[members] >= 0).all():
-        return Match(_by_seq(rows, members), "seq")
+        return _by_seq(rows, members), "seq"
     call, confidence = _by_order(rows, members)
-    return Match(call, confidence if rows.groups[group][2] == "" else "stream")
+    return call, confidence if rows.groups[group][2] == "" else "stream"
 
 
 def _unnamed(rows: CallRows, members: np.ndarray) -> np.ndarray:

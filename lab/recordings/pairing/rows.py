@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
 from lab.perfmodel.communication import communication, kind_in
 from lab.recordings.tables import Table
-from lab.recordings.views.collectives import parse
+from lab.stats.columns import objects
 
 # No rank leaves such a call before the last has entered it, so their times overlap and their ends agree.
 BLOCKING = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all")
@@ -71,38 +70,37 @@ class CallRows:
         self.kernels = {name: np.concatenate([getattr(t, name) for t in filled]) for name in names}
         lengths = [len(table) for table in tables]
         kernel_rank = np.repeat(np.array(self.ranks, dtype=np.int64), lengths)
+        self.num_kernels = len(kernel_rank)
         self.source, routes = self._legs(kernel_rank.tolist())
         self.rank = kernel_rank[self.source]
         self.rank_index = np.repeat(np.arange(len(tables)), lengths)[self.source]
-        self.start = self.column("ts_ns")
-        self.dur = self.column("dur_ns")
-        self.seq = self.column("seq")
-        self.step = self.column("step")
-        calls = list(zip(self._list("collective"), self._list("kernel"), strict=True))
+        self.start, self.dur, self.seq, self.step = map(self.column, ("ts_ns", "dur_ns", "seq", "step"))
+        calls = [*self._rows("collective", "kernel")]
         kind_of_call = {pair: kind_of(*pair) for pair in set(calls)}
         blocking = {pair: is_blocking(kind, pair[1]) for pair, kind in kind_of_call.items()}
-        self.kinds = [kind_of_call[pair] for pair in calls]
+        self.kinds = objects([kind_of_call[pair] for pair in calls])
         self.blocking = np.array([blocking[pair] for pair in calls], dtype=bool)
-        self.p2p = np.array([kind == "p2p" for kind in self.kinds], dtype=bool)
+        self.p2p = self.kinds == "p2p"
         self.buffered = np.zeros(len(calls), dtype=bool)
         self.signature = numbered(self._signatures())[0]
         routes = [route if p2p else () for route, p2p in zip(routes, self.p2p.tolist(), strict=True)]
         self.group, groups = numbered(zip(self._groups(), routes, strict=True))
         self.groups, self.routes = [key for key, _ in groups], [route for _, route in groups]
-        self.num_groups = len(self.groups)
-        self._by_group = np.split(*self._launch_order())
+        self._by_group = self._launch_order()
         self.not_aligned = 0
 
     def _legs(self, kernel_rank: Sequence[int]) -> tuple[np.ndarray, list[Route]]:
         """The kernel (n,) of each row, and from which rank to which it goes."""
         source: list[int] = []
         routes: list[Route] = []
-        texts = self.kernels.get("exchanges", np.full(len(kernel_rank), "")).tolist()
-        for kernel, (rank, text) in enumerate(zip(kernel_rank, texts, strict=True)):
+        exchanges = self.kernels.get("exchanges", [()] * len(kernel_rank))
+        for kernel, (rank, legs) in enumerate(zip(kernel_rank, exchanges, strict=True)):
             # A rank that sends to itself copies, and no other rank waits for that.
-            legs = [leg for leg in parse(text) if leg[1] != rank] if text else []
-            routes += [(rank, peer) if sends else (peer, rank) for sends, peer in legs] or [UNNAMED]
-            source += [kernel] * max(len(legs), 1)
+            ends: list[Route] = [
+                (rank, peer) if sends else (peer, rank) for sends, peer in legs if peer != rank
+            ]
+            routes += ends or [UNNAMED]
+            source += [kernel] * max(len(ends), 1)
         return np.array(source, dtype=np.int64), routes
 
     def column(self, name: str) -> np.ndarray:
@@ -118,48 +116,39 @@ class CallRows:
         route = self.routes[group]
         return sorted({*route}) if route and route != UNNAMED else ranks_of(self.groups[group][0], self.ranks)
 
-    def _list(self, name: str) -> Any:
-        return self.column(name).tolist()
+    def _rows(self, *names: str) -> Iterator[tuple[Any, ...]]:
+        """These columns, row by row."""
+        return zip(*(self.column(name).tolist() for name in names), strict=True)
 
-    def _launch_order(self) -> tuple[np.ndarray, np.ndarray]:
+    def _launch_order(self) -> list[np.ndarray]:
         # Streams run in the order of launch; where two streams serve one group only the launch shows it.
         launch = self.column("correlation")
-        unknown = np.bincount(self.group, weights=launch < 0, minlength=self.num_groups) > 0
+        unknown = np.bincount(self.group, weights=launch < 0, minlength=len(self.groups)) > 0
         when = np.where(unknown[self.group], self.start, launch) if len(launch) else launch
         order = np.lexsort((self.start, when, self.rank_index, self.group))
-        return order, np.searchsorted(self.group[order], np.arange(1, self.num_groups))
+        return np.split(order, np.searchsorted(self.group[order], np.arange(1, len(self.groups))))
 
     def _signatures(self) -> Iterator[tuple[Any, ...]]:
-        sizes = zip(self._list("in_nelems"), self._list("out_nelems"), strict=True)
-        labels = zip(self._list("collective"), self._list("dtype"), self._list("kernel"), strict=True)
-        for kind, size, (collective, dtype, kernel) in zip(self.kinds, sizes, labels, strict=True):
+        columns = self._rows("collective", "kernel", "dtype", "in_nelems", "out_nelems")
+        for kind, (collective, kernel, dtype, *size) in zip(self.kinds, columns, strict=True):
             if kind == "p2p":  # what one rank sends, the other receives
                 yield kind, dtype, max(size)
                 continue
             name = collective or kernel
             # Sizes of other kinds differ between ranks (splits of all-to-all): they tell no calls apart.
-            yield (name, dtype, size) if kind in SAME_SIZES else (name, dtype)
+            yield (name, dtype, *size) if kind in SAME_SIZES else (name, dtype)
 
     def _groups(self) -> Iterator[GroupKey]:
         ordinals: dict[tuple[int, int], int] = {}
         nth: dict[int, int] = {}
-        groups = zip(self._list("pg_ranks"), self._list("pg_name"), strict=True)
-        streams_of_rows = zip(self.rank_index.tolist(), self._list("stream"), strict=True)
-        for (ranks, name), (index, stream) in zip(groups, streams_of_rows, strict=True):
+        columns = self._rows("pg_ranks", "pg_name", "stream")
+        for index, (ranks, name, stream) in zip(self.rank_index.tolist(), columns, strict=True):
             if ranks or name:
                 yield ranks, name, ""
                 continue
             if (index, stream) not in ordinals:
                 ordinals[index, stream] = nth[index] = nth.get(index, -1) + 1
             yield "", "", ordinals[index, stream]
-
-
-@dataclass(frozen=True)
-class Match:
-    """Which rows are one call: `call` (m,) numbers the calls of a group from 0, -1 for none."""
-
-    call: np.ndarray
-    confidence: str
 
 
 def ranks_of(text: str, all_ranks: Sequence[int]) -> list[int]:
@@ -177,11 +166,10 @@ def numbered(keys: Iterable[Any]) -> tuple[np.ndarray, list[Any]]:
     return np.array(codes, dtype=np.int64), list(numbers)
 
 
-def running_count(codes: np.ndarray) -> np.ndarray:
-    """How many equal codes (n,) stand before each."""
-    order = np.argsort(codes, kind="stable")
+def running_count(codes: np.ndarray, *keys: np.ndarray) -> np.ndarray:
+    """How many equal codes (n,) stand before each; keys (n,) set the order, the last of them first."""
+    order = np.lexsort((*keys, codes))
     ordered = codes[order]
-    group_start = np.searchsorted(ordered, ordered)
     count = np.empty(len(codes), dtype=np.int64)
-    count[order] = np.arange(len(codes)) - group_start
+    count[order] = np.arange(len(codes)) - np.searchsorted(ordered, ordered)
     return count

@@ -49,6 +49,7 @@ from lab.recordings.projection.sums import (
     path_tree,
 )
 from lab.recordings.tables import Table
+from lab.stats.columns import per_distinct
 
 __all__ = [
     "AMBIGUOUS",
@@ -83,10 +84,7 @@ def project_part(
     operators of graph replays; None leaves replays as they were recorded, as the reports of nsys do.
     Raises MissingError where the capture has no such process, range or step, or nothing in the window.
     """
-    if together and not pid:
-        singles = {0: capture}
-    else:
-        singles = single_processes(capture)
+    singles = {0: capture} if together and not pid else single_processes(capture)
     if pid:
         singles = {index: single for index, single in singles.items() if str(single.processes[0].pid) == pid}
     if not singles:
@@ -172,6 +170,7 @@ def project(
         tree=path_tree(capture, paths.parent, paths.name, path),
         instances=Table({"parent": nest.parent, "level": nest.level, "path": paths.of_range, **sums}),
         loose=Table({"op": loose_op, "range": loose_range}),
+        nest=nest,
         problems=problems,
         origins=origins,
     )
@@ -184,10 +183,8 @@ def _with_origins(
     words = Strings(capture.strings)
     names = [tuple(map(words.id, path)) for path in origins.paths]
     pairs = np.stack([path, origins.path], axis=1)
-    used, pair_index = np.unique(pairs, axis=0, return_inverse=True)
-    longer = [paths.below(front, names[back]) for front, back in used.tolist()]
-    paths_of_ops = np.array(longer, dtype=np.int64)[pair_index.ravel()] if len(used) else path
-    return replace(capture, strings=words.texts), paths_of_ops
+    longer = per_distinct(pairs, lambda pair: paths.below(pair[0], names[pair[1]]))
+    return replace(capture, strings=words.texts), longer
 
 
 def _rules(

@@ -65,7 +65,7 @@ class Projection:
     loose: pairs of rows of ops and ranges, for ranges without a path (level -1): start/end ranges, which
     overlap freely, and ranges that cross others.
 
-    part: which rows of the whole recording this is about; None for all of them.
+    nest: the ranges as trees. part: which rows of the whole recording this is about; None for all of them.
     """
 
     capture: Capture
@@ -74,6 +74,7 @@ class Projection:
     tree: Table
     instances: Table
     loose: Table
+    nest: RangeForest
     problems: list[str]
     part: Part | None = None
     origins: Origins | None = None
@@ -160,25 +161,17 @@ def offers(projection: Projection, phases: re.Pattern[str] = PHASES) -> tuple[Of
     capture = projection.capture
     if projection.attribution == "nsys" or not len(capture.ranges):
         return ()
-    wanted, phase, step = _kinds(capture, phases)
-    wanted[projection.instances.level < 0] = False
-    has_phase = has_above(projection.instances.parent, projection.ops.range, phase | step)
-    lent = has_above(projection.instances.parent, projection.ops.inherited, phase)
-    open_ones = (projection.ops.api >= 0) & capture.kernels & (projection.ops.rule != AMBIGUOUS)
-    lost = np.flatnonzero(open_ones & ~has_phase & ~lent)
-    if not len(lost) or not wanted.any():
-        return ()
-    nest = RangeForest(capture)
-    elsewhere, count = phase_elsewhere(capture, nest, projection.ops.api[lost], np.flatnonzero(wanted))
-    elsewhere[count != 1] = -1
-    return _by_name(capture, lost[elsewhere >= 0], elsewhere[elsewhere >= 0])
-
-
-def _kinds(capture: Capture, phases: re.Pattern[str]) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Masks of `ranges`: the program's own ranges that are neither phase nor step; phases; steps."""
     phase, step = _phases_and_steps(capture, phases)
     library = capture.by_text(lambda text: "::" in text or "#" in text, capture.ranges.name_id, True)
-    return (capture.ranges.kind == PUSH_POP) & ~(phase | step | library), phase, step
+    wanted = (capture.ranges.kind == PUSH_POP) & ~(phase | step | library) & (projection.instances.level >= 0)
+    ops, parent = projection.ops, projection.instances.parent
+    owned = has_above(parent, ops.range, phase | step) | has_above(parent, ops.inherited, phase)
+    lost = np.flatnonzero((ops.api >= 0) & capture.kernels & (ops.rule != AMBIGUOUS) & ~owned)
+    if not len(lost) or not wanted.any():
+        return ()
+    elsewhere, count = phase_elsewhere(capture, projection.nest, ops.api[lost], np.flatnonzero(wanted))
+    elsewhere[count != 1] = -1
+    return _by_name(capture, lost[elsewhere >= 0], elsewhere[elsewhere >= 0])
 
 
 def _phases_and_steps(capture: Capture, phases: re.Pattern[str]) -> tuple[np.ndarray, np.ndarray]:
@@ -192,9 +185,8 @@ def _by_name(capture: Capture, ops: np.ndarray, rows: np.ndarray) -> tuple[Offer
     dur_ns = capture.ops.end_ns[ops] - capture.ops.start_ns[ops]
     groups: dict[str, list[int]] = {}
     used, name_index = np.unique(capture.ranges.name_id[rows], return_inverse=True)
-    numbers = [re.sub(r"\d+", "0", capture.name(int(name))) for name in used]
-    for index, text in enumerate(numbers):
-        groups.setdefault(text, []).append(index)
+    for index, name_id in enumerate(used.tolist()):
+        groups.setdefault(re.sub(r"\d+", "0", capture.name(name_id)), []).append(index)
     offers_by_name = []
     for members in groups.values():
         of_name = np.isin(name_index, members)
@@ -236,7 +228,10 @@ def phase_elsewhere(
     """The innermost of `rows` around each call (n,) on other threads of its process; on how many threads."""
     ranges, api = capture.ranges, capture.api
     phase_rows, count = np.full(len(call), -1, dtype=np.int64), np.zeros(len(call), dtype=np.int64)
-    parent = _parents_among(nest, rows, len(ranges))
+    chosen = np.zeros(len(ranges), dtype=bool)
+    chosen[rows] = True
+    parent = np.full(len(ranges), -1, dtype=np.int64)
+    parent[rows] = nearest_ancestor(nest.parent, nest.parent[rows], chosen)
     for (process, tid), thread_rows in by_thread(ranges, rows):
         thread_rows = thread_rows[np.lexsort((-ranges.end_ns[thread_rows], ranges.start_ns[thread_rows]))]
         asked = np.flatnonzero((api.process[call] == process) & (api.tid[call] != tid))
@@ -244,15 +239,6 @@ def phase_elsewhere(
         phase_rows[asked] = np.where(phase_row >= 0, phase_row, phase_rows[asked])
         count[asked] += phase_row >= 0
     return phase_rows, count
-
-
-def _parents_among(nest: RangeForest, rows: np.ndarray, num_ranges: int) -> np.ndarray:
-    """Find for each of `rows` its nearest ancestor that is one of them, or -1 (rows as `ranges`)."""
-    chosen = np.zeros(num_ranges, dtype=bool)
-    chosen[rows] = True
-    parent = np.full(num_ranges, -1, dtype=np.int64)
-    parent[rows] = nearest_ancestor(nest.parent, nest.parent[rows], chosen)
-    return parent
 
 
 def has_above(parent: np.ndarray, start: np.ndarray, wanted: np.ndarray) -> np.ndarray:

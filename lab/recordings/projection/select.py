@@ -14,7 +14,7 @@ from lab.recordings.capture import OP, Capture
 from lab.recordings.owners import nearest_ancestor
 from lab.recordings.phase_names import PHASES
 from lab.recordings.projection.result import Part, Projection, phases_of_other_threads
-from lab.recordings.projection.sums import RangeForest, instance_sums, path_tree
+from lab.recordings.projection.sums import instance_sums, path_tree
 from lab.recordings.tables import Table
 
 _NUMBER = re.compile(r"(\d+)\D*$")
@@ -50,9 +50,14 @@ def select(projection: Projection, wanted: Wanted, phases: re.Pattern[str] = PHA
     masks = [np.ones(len(table), dtype=bool) for table in _tables(capture)]
     steps = projection.steps
     words: list[str] = []
-    for rows, label in _ranges_asked_for(projection, wanted):
+    if wanted.steps is not None:
+        rows = _steps_numbered(projection, wanted.steps)
         masks = _both(masks, _launched_in(projection, rows, phases))
-        words.append(label)
+        words.append(_steps_text(wanted.steps))
+    if wanted.range is not None:
+        rows = _ranges_named(projection, wanted.range)
+        masks = _both(masks, _launched_in(projection, rows, phases))
+        words.append(f"ranges `{wanted.range}`")
     if wanted.start_ns is not None or wanted.end_ns is not None:
         masks = _both(masks, [_begins_in(table, wanted) for table in _tables(capture)])
         steps = steps[_begins_in(capture.ranges.take(steps), wanted)]
@@ -76,15 +81,6 @@ def _tables(capture: Capture) -> tuple[Table, Table, Table, Table]:
 
 def _both(masks: Sequence[np.ndarray], narrower: Sequence[np.ndarray]) -> list[np.ndarray]:
     return [mask & narrow for mask, narrow in zip(masks, narrower, strict=True)]
-
-
-def _ranges_asked_for(projection: Projection, wanted: Wanted) -> list[tuple[np.ndarray, str]]:
-    rows_and_labels = []
-    if wanted.steps is not None:
-        rows_and_labels.append((_steps_numbered(projection, wanted.steps), _steps_text(wanted.steps)))
-    if wanted.range is not None:
-        rows_and_labels.append((_ranges_named(projection, wanted.range), f"ranges `{wanted.range}`"))
-    return rows_and_labels
 
 
 def _steps_numbered(projection: Projection, wanted: frozenset[int]) -> np.ndarray:
@@ -151,7 +147,7 @@ def _launched_in(projection: Projection, rows: np.ndarray, phases: re.Pattern[st
 
     ops = below(projection.ops.range) | below(projection.ops.inherited)
     ops[projection.loose.op[wanted[projection.loose.range]]] = True
-    nest = RangeForest(capture)
+    nest = projection.nest
     all_calls = np.arange(len(capture.api))
     inner = nest.around(capture, all_calls)
     api = below(inner)
@@ -199,14 +195,14 @@ def _reduced(projection: Projection, part: Part) -> Projection:
     place[keep] = np.arange(len(keep))
     loose = projection.loose.where(part.ops[projection.loose.op])
     loose = Table({"op": place[loose.op], "range": loose.range})
-    instances, tree = projection.instances, projection.tree
-    sums = instance_sums(capture, instances, ops.range, ops.inherited, loose.op, loose.range)
+    sums = instance_sums(capture, projection.nest, ops.range, ops.inherited, loose.op, loose.range)
+    tree = projection.tree
     return replace(
         projection,
         capture=capture,
         ops=ops,
         tree=path_tree(capture, tree.parent.tolist(), tree.name_id.tolist(), ops.path),
-        instances=Table({**instances.as_dict(), **sums}),
+        instances=projection.instances.with_columns(**sums),
         loose=loose,
         part=part,
         origins=projection.origins.take(keep) if projection.origins is not None else None,

@@ -11,6 +11,7 @@ import numpy as np
 from lab.recordings.capture import PUSH_POP, START_END, Capture
 from lab.recordings.owners import innermost_of, nearest_ancestor
 from lab.recordings.tables import Table
+from lab.stats.columns import per_distinct
 from lab.stats.intervals import enclosing, meetings
 
 
@@ -117,18 +118,16 @@ def loose_pairs(
     asked = np.flatnonzero(call >= 0)
     calls = api.take(call[asked])
     of_thread = {thread: asked[which] for thread, which in by_thread(calls, np.arange(len(asked)))}
-    pairs = [(of_thread.get(thread), rows) for thread, rows in by_thread(ranges, on_thread)]
+    pairs = [(of_thread.get(thread, asked[:0]), rows) for thread, rows in by_thread(ranges, on_thread)]
     if attribution == "full":
         away = loose[wandering]
         pairs += [
             (asked[calls.process == process], away[ranges.process[away] == process])
             for process in np.unique(ranges.process[away])
         ]
-    meetings_of_pairs = [_around(capture, call, ops, rows) for ops, rows in pairs if ops is not None]
-    none = np.empty(0, dtype=np.int64)
-    return np.concatenate([none, *(op for op, _ in meetings_of_pairs)]), np.concatenate(
-        [none, *(row for _, row in meetings_of_pairs)]
-    )
+    met = [(asked[:0], loose[:0]), *(_around(capture, call, ops, rows) for ops, rows in pairs)]
+    ops_met, ranges_met = (np.concatenate(rows) for rows in zip(*met, strict=True))
+    return ops_met, ranges_met
 
 
 def _around(
@@ -170,22 +169,19 @@ def sums_by_group(capture: Capture, group: np.ndarray, size: int, *, with_span: 
 
 def instance_sums(
     capture: Capture,
-    tree: RangeForest | Table,
+    nest: RangeForest,
     inner: np.ndarray,
     inherited: np.ndarray,
     loose_op: np.ndarray,
     loose_range: np.ndarray,
 ) -> Sums:
-    """Sums and the projected span of each range (rows as `ranges`), children included.
-
-    tree: anything with the `parent` and the `level` of each range.
-    """
+    """Sums and the projected span of each range (rows as `ranges`), children included."""
     size = len(capture.ranges)
     sums = _together(
         sums_by_group(capture, inner, size, with_span=True),
         sums_by_group(capture, inherited, size, with_span=True),
     )
-    _to_parents(tree.parent, tree.level, sums)
+    _to_parents(nest.parent, nest.level, sums)
     picked = replace(capture, ops=capture.ops.take(loose_op))
     sums = _together(sums, sums_by_group(picked, loose_range, size, with_span=True))
     return sums | {"first_ns": np.where(sums["first_ns"] == _NEVER, -1, sums["first_ns"])}
@@ -224,31 +220,27 @@ def forward_origins(capture: Capture, nest: RangeForest, paths: Paths, inner: np
 def forward_operators(ranges: Table, parent: np.ndarray, inner: np.ndarray) -> np.ndarray:
     """For each backward operation (n,), by the innermost range around it, the row of its forward operator in
     `ranges`, or -1."""
-    result = np.full(len(inner), -1, dtype=np.int64)
     numbered = ranges.seq >= 0
     if not numbered.any():
-        return result
+        return np.full(len(inner), -1, dtype=np.int64)
     back = nearest_ancestor(parent, inner, numbered)
-    asked = np.flatnonzero(back >= 0)
-    result[asked] = _last_before_elsewhere(ranges, np.flatnonzero(numbered), back[asked])
-    return result
-
-
-def _last_before_elsewhere(ranges: Table, rows: np.ndarray, back: np.ndarray) -> np.ndarray:
-    """The last of `rows` before each backward operator (n,) with its number on another thread, or -1."""
+    rows = np.flatnonzero(numbered)
     order = rows[np.lexsort((ranges.start_ns[rows], ranges.seq[rows], ranges.process[rows]))]
     rows_of: dict[tuple[int, int], list[int]] = {}
     keys = zip(ranges.process[order].tolist(), ranges.seq[order].tolist(), strict=True)
     for row, key in zip(order.tolist(), keys, strict=True):
         rows_of.setdefault(key, []).append(row)
     start, tid = ranges.start_ns, ranges.tid
-    row_of_backward: dict[int, int] = {}
-    for row in np.unique(back).tolist():
+
+    def forward_of(row: int) -> int:
+        """The last row with this one's number before it on another thread, if that is one thread."""
+        if row < 0:
+            return -1
         same = rows_of[int(ranges.process[row]), int(ranges.seq[row])]
         earlier = [one for one in same if start[one] <= start[row] and tid[one] != tid[row]]
-        one_thread = len({int(tid[one]) for one in earlier}) == 1
-        row_of_backward[row] = earlier[-1] if one_thread else -1
-    return np.array([row_of_backward[row] for row in back.tolist()], dtype=np.int64)
+        return earlier[-1] if len({int(tid[one]) for one in earlier}) == 1 else -1
+
+    return per_distinct(back, forward_of)
 
 
 class Paths:
@@ -264,16 +256,13 @@ class Paths:
         rows = np.flatnonzero(active & (nest.level >= 0))
         rows = rows[np.argsort(nest.level[rows], kind="stable")]
         bounds = np.flatnonzero(np.diff(nest.level[rows])) + 1
-        num_names = len(capture.strings) + 1
         for level in np.split(rows, bounds):
             has_parent = len(level) and nest.level[level[0]]
             above = self.of_range[nest.parent[level]] if has_parent else np.zeros_like(level)
-            codes = above * num_names + capture.ranges.name_id[level] + 1
-            keys, code_index = np.unique(codes, return_inverse=True)
-            nodes = [self.child(key // num_names, key % num_names - 1) for key in keys.tolist()]
-            self.of_range[level] = np.array(nodes, dtype=np.int64)[code_index]
+            pairs = np.stack([above, capture.ranges.name_id[level]], axis=1)
+            self.of_range[level] = per_distinct(pairs, lambda pair: self._child(*pair))
 
-    def child(self, parent: int, name: int) -> int:
+    def _child(self, parent: int, name: int) -> int:
         if (node := self._numbers.get((parent, name))) is None:
             node = self._numbers[parent, name] = len(self.parent)
             self.parent.append(parent)
@@ -283,18 +272,16 @@ class Paths:
     def below(self, path: int, names: tuple[int, ...]) -> int:
         """The path with these names at its end."""
         for name in names:
-            path = self.child(path, name)
+            path = self._child(path, name)
         return path
 
     def of(self, inherited: np.ndarray, inner: np.ndarray) -> np.ndarray:
         """Path (n,) of operations: the inherited range's, then their own; 0 if neither."""
         of_range = np.append(self.of_range, 0)
-        pairs = np.stack([of_range[inherited], of_range[inner]], axis=1)
-        used, pair_index = np.unique(pairs, axis=0, return_inverse=True)
-        joined = np.array([self._join(front, back) for front, back in used.tolist()], dtype=np.int64)
-        return joined[pair_index.ravel()] if len(used) else np.empty(0, dtype=np.int64)
+        return per_distinct(np.stack([of_range[inherited], of_range[inner]], axis=1), self._join)
 
-    def _join(self, front: int, back: int) -> int:
+    def _join(self, pair: tuple[int, int]) -> int:
+        front, back = pair
         names = []
         while back > 0:
             names.append(self.name[back])
@@ -308,19 +295,10 @@ def path_tree(capture: Capture, parents: Sequence[int], names: Sequence[int], pa
     self_sums = sums_by_group(capture, path, size)
     parent = np.array(parents, dtype=np.int64)
     depth = np.zeros(size, dtype=np.int64)
-    total = {name: values.copy() for name, values in self_sums.items()}
     for node in range(1, size):
         depth[node] = depth[parent[node]] + 1
-    for node in range(size - 1, 0, -1):
-        for values in total.values():
-            values[parent[node]] += values[node]
+    total = {name: values.copy() for name, values in self_sums.items()}
+    _to_parents(parent, depth, total)
     self_columns = {f"self_{name.removeprefix('num_')}": values for name, values in self_sums.items()}
-    return Table(
-        {
-            "parent": parent,
-            "name_id": np.array(names, dtype=np.int32),
-            "depth": depth,
-            **self_columns,
-            **total,
-        }
-    )
+    columns: Sums = {"parent": parent, "name_id": np.array(names, dtype=np.int32), "depth": depth}
+    return Table({**columns, **self_columns, **total})

@@ -11,9 +11,7 @@ from typing import NamedTuple
 import numpy as np
 
 from lab.recordings.pairing import Clock, Pairs, pair_collectives
-from lab.recordings.pairing.rows import kind_of
 from lab.recordings.ranks.work import RankWork
-from lab.recordings.tables import Table
 from lab.stats.intervals import holding, overlap
 from lab.stats.robust import column_medians
 
@@ -116,44 +114,32 @@ def _calls(works: tuple[RankWork, ...], pairs: Pairs) -> tuple[Call, ...]:
     ends[index[paired], number[paired]] = end[paired] - origin
     # Against the median rank, not the first: one early end would make all the others late.
     late = end - origin - np.append(column_medians(ends), np.nan)[number]
-    p2p = np.array([kind_of(*names) == "p2p" for names in _names(rows)], dtype=bool)
-    alone = np.append(collectives.num_ranks < 2, True)[number] if len(rows) else p2p
+    alone = np.append(collectives.num_ranks < 2, True)[number]
+    is_told = (rows.awaited >= 0) & ~alone
+    waits_ns = np.where(is_told, rows.all_in_ns - rows.ts_ns, 0)
     legs = _legs(pairs)
     calls = []
     for i, work in enumerate(works):
         of_rank = np.flatnonzero(index == i)
-        row, start = rows.row[of_rank], rows.ts_ns[of_rank]
-        begin, is_told = work.start[row], (rows.awaited[of_rank] >= 0) & ~alone[of_rank]
-        # The correction is an integer per row, so a rank's own time of the last arrival is exact.
-        all_in = np.where(is_told, rows.all_in_ns[of_rank], start) + (begin - start)
-        together = is_told & ~p2p[of_rank]
+        row, is_paired = rows.row[of_rank], is_told[of_rank]
+        columns = (values[is_paired].tolist() for values in (row, of_rank, number[of_rank]))
         calls.append(
             Call(
                 row=row,
                 call=number[of_rank],
-                # A rank waits no longer than it is in the call.
-                all_in=np.minimum(all_in, work.end[row]),
-                last_index=np.where(is_told, np.searchsorted(ranks, rows.awaited[of_rank]), UNKNOWN),
-                late_ns=np.where(together, late[of_rank], np.nan),
-                loose=p2p[of_rank] & alone[of_rank],
+                # A rank waits no longer than it is in the call. The correction of a clock is an integer per
+                # row, so a rank's own time of the last arrival is exact.
+                all_in=np.minimum(work.start[row] + waits_ns[of_rank], work.end[row]),
+                last_index=np.where(is_paired, np.searchsorted(ranks, rows.awaited[of_rank]), UNKNOWN),
+                late_ns=np.where(is_paired & ~rows.p2p[of_rank], late[of_rank], np.nan),
+                loose=rows.p2p[of_rank] & alone[of_rank],
                 legs={
-                    int(work_row): legs.get(instance, ((call,), (call,)))
-                    for work_row, instance, call, is_known in zip(
-                        row.tolist(),
-                        of_rank.tolist(),
-                        number[of_rank].tolist(),
-                        is_told.tolist(),
-                        strict=True,
-                    )
-                    if is_known
+                    work_row: legs.get(instance, ((call,), (call,)))
+                    for work_row, instance, call in zip(*columns, strict=True)
                 },
             )
         )
     return tuple(calls)
-
-
-def _names(rows: Table) -> Iterator[tuple[str, str]]:
-    return zip(rows.collective.tolist(), rows.kernel.tolist(), strict=True)
 
 
 def _legs(pairs: Pairs) -> dict[int, tuple[tuple[int, ...], tuple[int, ...]]]:
@@ -224,12 +210,10 @@ def _gpu_windows(work: RankWork) -> np.ndarray:
 def launched_in(together: Together, index: int, step: int) -> np.ndarray:
     """Rows of the operations that rank `index` launched in a step, in the order of their launch."""
     work = together.works[index]
-    if together.window_kind == WHOLE:
-        rows = np.arange(len(work))
-    else:
-        numbers = work.steps[:, 0]
-        step_index = _step_of_launch(work)
-        rows = np.flatnonzero((step_index >= 0) & (numbers[np.maximum(step_index, 0)] == step))
+    rows = np.arange(len(work))
+    if together.window_kind != WHOLE:
+        numbers = np.append(work.steps[:, 0], np.iinfo(np.int64).min)
+        rows = np.flatnonzero(numbers[_step_of_launch(work)] == step)
     ordered: np.ndarray = rows[np.lexsort((work.start[rows], work.launched[rows]))]
     return ordered
 

@@ -216,20 +216,12 @@ def critical_path(step: Step, outcome: Outcome, kinds: dict[int, list[str]]) -> 
     pieces: list[Piece] = []
     until = ends[place]
     while True:
-        played = step.ranks[rank]
-        if (
-            rank,
-            place,
-        ) in outcome.latest_of:  # data moves from the last arrival on; before it counts that rank
-            last_rank, last_place = outcome.latest_of[rank, place]
-            start_ns = outcome.start[last_rank][last_place]
-            pieces.append(Piece(rank, TRANSFER, start_ns - origin, until - origin, int(played.key[place])))
-            rank, place, played = last_rank, last_place, step.ranks[last_rank]
-        else:
-            start_ns = outcome.start[rank][place]
-            pieces.append(
-                Piece(rank, kinds[rank][place], start_ns - origin, until - origin, int(played.key[place]))
-            )
+        owner, kind, key = rank, kinds[rank][place], int(step.ranks[rank].key[place])
+        if (rank, place) in outcome.latest_of:
+            # Data moves from the last arrival on; before it counts that rank.
+            kind, (rank, place) = TRANSFER, outcome.latest_of[rank, place]
+        start_ns = outcome.start[rank][place]
+        pieces.append(Piece(owner, kind, start_ns - origin, until - origin, key))
         by_host, previous = outcome.held_by[rank][place]
         if by_host and previous == UNKNOWN:
             break

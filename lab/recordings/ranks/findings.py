@@ -39,13 +39,12 @@ class Judged:
     """One excess of one step. saves_ns: what its repair alone gives, None where no replay tells.
 
     binding: the step would be shorter without it, or without it and the excesses of the ranks `mates`, which
-    hold the step as long; then all of them together save together_ns. is_known: calls tell who waits.
+    hold the step as long; then all of them together save together_ns.
     """
 
     excess: Excess
     saves_ns: float | None
     binding: bool
-    is_known: bool = True
     mates: tuple[int, ...] = ()
     together_ns: float = 0.0
 
@@ -54,13 +53,12 @@ def judged_of(
     account: Account, excesses: Sequence[Excess], played: dict[int, tuple[Step, Outcome]]
 ) -> list[Judged]:
     """Which excesses hold their steps up: each alone, or several that hold it up as long."""
-    is_known = not_joined(account) is None
     judged: list[Judged] = []
     for number in account.together.steps:
         of_step = [excess for excess in excesses if excess.step == number]
         saves_ns = [_saves(played.get(number), [excess]) for excess in of_step]
         alone = [
-            Judged(excess, saves, _binds(account, excess, saves), is_known)
+            Judged(excess, saves, _binds(account, excess, saves))
             for excess, saves in zip(of_step, saves_ns, strict=True)
         ]
         # Two late hosts hide each other: repairing either leaves the other in the way.
@@ -182,7 +180,7 @@ def _finding(account: Account, group: Sequence[Judged], judged: Sequence[Judged]
     if excess.cause == HOST_LATE and not details:
         detail = _host_words(account, excess.rank, steps)
     scope = "over the whole recording" if is_whole(steps) else f"in {steps_text(steps)}"
-    effect = _repair(group, saves_ms, steps) if binding else _cover(group, judged)
+    effect = _repair(group, saves_ms, steps) if binding else _cover(account, group, judged)
     text = f"rank {excess.rank}: {cause_text}{detail}, +{cost_ms:.1f} ms over the others {scope}{effect}"
     return Finding(excess.rank, excess.cause, binding, cost_ms, steps, saves_ms, text)
 
@@ -198,9 +196,9 @@ def _repair(group: Sequence[Judged], saves_ms: float | None, steps: Sequence[int
     return f"; its repair alone saves {saves_ms:.1f} ms{per_step}{joint_text}"
 
 
-def _cover(group: Sequence[Judged], judged: Sequence[Judged]) -> str:
+def _cover(account: Account, group: Sequence[Judged], judged: Sequence[Judged]) -> str:
     """Say what work hides the finding."""
-    if not all(cause.is_known for cause in group):
+    if not_joined(account) is not None:
         return "; whether it holds the others up is unknown"
     rank, steps = group[0].excess.rank, {cause.excess.step for cause in group}
     binding = [cause.excess for cause in judged if cause.binding and cause.excess.step in steps]

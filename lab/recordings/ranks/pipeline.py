@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 
@@ -50,13 +51,13 @@ class Pipeline:
     bubbles: tuple[Bubbles, ...]
 
 
-@dataclass(frozen=True)
-class _Message:
-    """One end of a send or receive on one rank. row: its operation."""
+class _Message(NamedTuple):
+    """One end of a send or receive on one rank. row: its operation; kind: FORWARD or BACKWARD."""
 
     row: int
     is_send: bool
     peer: int
+    kind: str = ""
 
 
 def pipelines_of(account: Account) -> list[Pipeline]:
@@ -74,17 +75,16 @@ def pipelines_of(account: Account) -> list[Pipeline]:
     if any([ranks for ranks, _ in chains] != [ranks for ranks, _ in example] for chains in by_step.values()):
         return []
     pipelines = []
-    for index, (ranks, is_ring) in enumerate(example):
+    for ranks, is_ring in example:
         letters: dict[int, str] = {}
         bubbles: list[Bubbles] = []
         late_gemms = False
-        for step, chains in by_step.items():
-            messages = {rank: _messages(account, rank, step) for rank in chains[index][0]}
+        for step in by_step:
             for stage, rank in enumerate(ranks):
-                kinds = _kinds(ranks, stage, messages[rank])
-                letters[stage] = _letters(stage, len(ranks), messages[rank], kinds)
-                bubbles.append(_bubbles(account, step, ranks, stage, messages[rank], kinds))
-                late_gemms |= stage > 0 and _has_late_gemms(account, step, rank, messages[rank])
+                messages = _with_kinds(ranks, stage, _messages(account, rank, step))
+                letters[stage] = _letters(stage, len(ranks), messages)
+                bubbles.append(_bubbles(account, step, ranks, stage, messages))
+                late_gemms |= stage > 0 and _has_late_gemms(account, step, rank, messages)
         num_microbatches = max(text.count(FORWARD) for text in letters.values())
         schedule = _schedule(list(letters.values()), is_ring=is_ring, late_gemms=late_gemms)
         pipelines.append(Pipeline(tuple(ranks), num_microbatches, schedule, tuple(bubbles)))
@@ -95,19 +95,15 @@ def _messages(account: Account, rank: int, step: int) -> list[_Message]:
     """The paired sends and receives that a rank launches in a step, in order."""
     together = account.together
     index = account.ranks.index(rank)
-    call, legs, instances = together.calls[index], together.pairs.legs, together.pairs.instances
-    of_rank = np.flatnonzero(instances.rank[legs.instance] == rank).tolist() if len(legs) else []
+    instances = together.pairs.instances
+    legs = together.pairs.legs.where(instances.rank[together.pairs.legs.instance] == rank)
     ends: dict[int, list[tuple[bool, int]]] = {}
-    for leg in of_rank:
-        source, target = int(legs.source[leg]), int(legs.target[leg])
-        row = int(instances.row[legs.instance[leg]])
+    columns = (instances.row[legs.instance], legs.source, legs.target)
+    for row, source, target in zip(*(values.tolist() for values in columns), strict=True):
         ends.setdefault(row, []).append((source == rank, target if source == rank else source))
-    launched = launched_in(together, index, step)
-    call_rows = {*call.row.tolist()}
     return [
         _Message(row, is_send, peer)
-        for row in launched.tolist()
-        if row in call_rows
+        for row in launched_in(together, index, step).tolist()
         # One kernel of a batch sends what the pass before it made and receives for the pass after it.
         for is_send, peer in sorted(ends.get(row, ()), key=lambda end: (not end[0], end[1]))
         if peer in account.ranks
@@ -146,24 +142,21 @@ def _receives_at_once(messages: Sequence[_Message]) -> bool:
     return any(m.row == messages[0].row and not m.is_send for m in messages)
 
 
-def _kinds(ranks: Sequence[int], stage: int, messages: Sequence[_Message]) -> list[str]:
-    """FORWARD or BACKWARD of each message (n,): activations go up by one stage, gradients down."""
-    kinds = []
+def _with_kinds(ranks: Sequence[int], stage: int, messages: Sequence[_Message]) -> list[_Message]:
+    """The messages with their kinds: activations go up by one stage, gradients down."""
+    with_kinds = []
     for message in messages:
         peer_stage = ranks.index(message.peer) if message.peer in ranks else stage
         up = (peer_stage - stage) % len(ranks) == 1 if len(ranks) > 2 else peer_stage > stage
-        kinds.append(FORWARD if up == message.is_send else BACKWARD)
-    return kinds
+        with_kinds.append(message._replace(kind=FORWARD if up == message.is_send else BACKWARD))
+    return with_kinds
 
 
-def _letters(stage: int, num_stages: int, messages: Sequence[_Message], kinds: Sequence[str]) -> str:
+def _letters(stage: int, num_stages: int, messages: Sequence[_Message]) -> str:
     """The passes of a stage in order, each told by what it receives, or sends where it receives nothing."""
-    by_sends = {FORWARD: stage == 0, BACKWARD: stage == num_stages - 1}  # by its sends
-    if any(not m.is_send and kind == FORWARD for m, kind in zip(messages, kinds, strict=True)):
-        by_sends[FORWARD] = False
-    if any(not m.is_send and kind == BACKWARD for m, kind in zip(messages, kinds, strict=True)):
-        by_sends[BACKWARD] = False
-    return "".join(kind for m, kind in zip(messages, kinds, strict=True) if m.is_send == by_sends[kind])
+    by_sends = {FORWARD: stage == 0, BACKWARD: stage == num_stages - 1}
+    by_sends |= {m.kind: False for m in messages if not m.is_send}
+    return "".join(m.kind for m in messages if m.is_send == by_sends[m.kind])
 
 
 def _schedule(letters: Sequence[str], *, is_ring: bool, late_gemms: bool) -> str:
@@ -178,23 +171,15 @@ def _schedule(letters: Sequence[str], *, is_ring: bool, late_gemms: bool) -> str
 
 
 def _bubbles(
-    account: Account,
-    step: int,
-    ranks: Sequence[int],
-    stage: int,
-    messages: Sequence[_Message],
-    kinds: Sequence[str],
+    account: Account, step: int, ranks: Sequence[int], stage: int, messages: Sequence[_Message]
 ) -> Bubbles:
     rank = ranks[stage]
     index = account.ranks.index(rank)
     work, segments = account.together.works[index], account.segments[index]
     begin, end = account.together.window(index, step) or (0, 0)
-    rows = [message.row for message in messages]
-    starts = [int(work.start[row]) for row, kind in zip(rows, kinds, strict=True) if kind == BACKWARD]
+    starts = [int(work.start[m.row]) for m in messages if m.kind == BACKWARD]
     forward_ends = [
-        int(work.start[m.row] if m.is_send else work.end[m.row])
-        for m, kind in zip(messages, kinds, strict=True)
-        if kind == FORWARD
+        int((work.start if m.is_send else work.end)[m.row]) for m in messages if m.kind == FORWARD
     ]
     first_backward, last_forward = min(starts, default=end), max(forward_ends, default=begin)
     edges = sorted((min(max(first_backward, begin), end), min(max(last_forward, begin), end)))

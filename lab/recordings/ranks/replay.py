@@ -11,8 +11,8 @@ was what was waited for at least once.
 from __future__ import annotations
 
 import math
-from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -106,7 +106,6 @@ class Outcome:
     end: dict[int, list[float]]
     held_by: dict[int, list[tuple[bool, int]]]
     latest_of: dict[tuple[int, int], tuple[int, int]]
-    finish: float
 
 
 @dataclass(frozen=True)
@@ -119,7 +118,6 @@ class Step:
 
     number: int
     ranks: dict[int, Played]
-    recorded_ns: float
     spill_end: float | None = None
 
     @property
@@ -135,6 +133,10 @@ class Step:
         return self.begin if self.spill_end is None else self.spill_end
 
     @property
+    def recorded_ns(self) -> float:
+        return max(float(played.end.max()) for played in self.ranks.values()) - self.since
+
+    @property
     def size(self) -> int:
         return sum(len(played.rows) for played in self.ranks.values())
 
@@ -146,17 +148,11 @@ def steps_of(together: Together) -> list[Step]:
     """Every step that all ranks recorded with launches, without dependencies across streams."""
     steps = []
     for number in together.steps:
-        ranks = {}
-        for index, work in enumerate(together.works):
-            if (played := _played(together, index, number)) is not None:
-                ranks[work.rank] = played
+        of_ranks = (_played(together, index, number) for index in range(len(together.works)))
+        ranks = {played.rank: played for played in of_ranks if played is not None}
         if len(ranks) == len(together.works):
             spills = together.window_kind == GPU_STEPS and number != together.steps[0]
-            step = Step(
-                number, ranks, 0.0, max(played.begin for played in ranks.values()) if spills else None
-            )
-            end = max(float(played.end.max()) for played in ranks.values())
-            steps.append(replace(step, recorded_ns=end - step.since))
+            steps.append(Step(number, ranks, max(p.begin for p in ranks.values()) if spills else None))
     return steps
 
 
@@ -312,8 +308,8 @@ def with_mined(step: Step) -> Step | None:
     def num_waits(step: Step) -> int:
         return sum(len({*waits}) for played in step.ranks.values() for waits in played.awaited)
 
-    joined = step.changed(with_both)
-    return joined if num_waits(joined) > num_waits(step) else None
+    with_all = step.changed(with_both)
+    return with_all if num_waits(with_all) > num_waits(step) else None
 
 
 def with_delays(step: Step, most_ns: float = DELAY_NS) -> Step:
@@ -337,113 +333,69 @@ def with_delays(step: Step, most_ns: float = DELAY_NS) -> Step:
 
 def play(step: Step) -> Outcome | None:
     """The step from its launches; None where the orders of collectives contradict each other."""
-    gates: dict[int, _Gate] = {}
-    lanes = [_Lane(played, gates) for played in step.ranks.values()]
-    while any(lane.advance() for lane in lanes):
-        pass
-    if any(math.isnan(end) for lane in lanes for end in lane.end):
-        return None
-    return Outcome(
-        start={lane.rank: lane.start for lane in lanes},
-        end={lane.rank: lane.end for lane in lanes},
-        held_by={lane.rank: lane.held_by for lane in lanes},
-        latest_of={key: latest for lane in lanes for key, latest in lane.latest_of.items()},
-        finish=max(max(lane.end) for lane in lanes),
-    )
+    outcome = Outcome({}, {}, {}, {})
+    legs = [legs for played in step.ranks.values() for legs in played.legs.values()]
+    missing = Counter(call for entered, _ in legs for call in entered)
+    latest: dict[int, tuple[float, int, int]] = {}
+    tasks = [task for played in step.ranks.values() for task in _tasks(played, outcome, missing, latest)]
+    previous, positions = None, list[object]()
+    while positions != previous:
+        previous, positions = positions, [next(task, None) for task in tasks]
+    return outcome if all(position is None for position in positions) else None
 
 
-@dataclass
-class _Gate:
-    """A call that `missing` operations must still enter. latest: (start, rank, place) of the last so far."""
+def _tasks(
+    played: Played, outcome: Outcome, missing: Counter[int], latest: dict[int, tuple[float, int, int]]
+) -> list[Iterator[object]]:
+    """The host and the streams of a rank; each goes on as far as it can, then yields where it is held up.
 
-    missing: int = 0
-    latest: tuple[float, int, int] = (-math.inf, UNKNOWN, UNKNOWN)
+    missing: how many operations must still enter a call; latest: (start, rank, place) of the last so far.
+    """
+    num_places = len(played.rows)
+    start = outcome.start[played.rank] = [math.nan] * num_places
+    end = outcome.end[played.rank] = [math.nan] * num_places
+    held_by: list[tuple[bool, int]] = []
+    outcome.held_by[played.rank] = held_by
+    launched_ns: list[float] = []
+    dur, floor, delay = np.maximum(played.dur, 0).tolist(), played.floor.tolist(), played.delay.tolist()
+    previous, awaited = played.previous.tolist(), played.awaited or ((),) * num_places
 
+    def host() -> Iterator[object]:
+        waits = {wait.place: wait for wait in played.waits}
+        later_ns, holder = 0.0, UNKNOWN  # what the host's waits add, and the last that held it
+        for place, ready_ns in enumerate((played.ready + played.lag).tolist()):
+            if wait := waits.get(place):
+                while math.isnan(end[wait.on]):
+                    yield place
+                arrives, ended_ns = wait.begin + later_ns, end[wait.on] + wait.lag_ns
+                later_ns = max(arrives, ended_ns) - wait.end
+                holder = wait.on if ended_ns > arrives else holder
+            launched_ns.append(ready_ns + later_ns)
+            held_by.append((True, holder))
 
-class _Lane:
-    """One rank while it is played: its host and each of its streams go on as far as they can."""
-
-    def __init__(self, played: Played, gates: dict[int, _Gate]) -> None:
-        count = len(played.rows)
-        self.rank, self._legs, self._gates = played.rank, played.legs, gates
-        self.start, self.end = [math.nan] * count, [math.nan] * count
-        self.held_by = [(True, UNKNOWN)] * count
-        self.latest_of: dict[tuple[int, int], tuple[int, int]] = {}
-        self._dur = np.maximum(played.dur, 0).tolist()
-        self._num_launched, self._launch_ns = 0, (played.ready + played.lag).tolist()
-        self._waits = {wait.place: wait for wait in played.waits}
-        self._later, self._held_by = 0.0, UNKNOWN  # what the host's waits add, and the last that held it
-        self._floor = played.floor.tolist()
-        self._delay = played.delay.tolist()
-        self._previous, self._awaited = played.previous.tolist(), played.awaited or ((),) * count
-        streams = distinct(played.stream).tolist()
-        self._queues = [deque(np.flatnonzero(played.stream == stream).tolist()) for stream in streams]
-        for entered, _ in played.legs.values():
+    def stream(number: int) -> Iterator[object]:
+        for place in np.flatnonzero(played.stream == number).tolist():
+            blockers = [op for op in (previous[place], *awaited[place]) if op >= 0]
+            while len(launched_ns) <= place or any(math.isnan(end[op]) for op in blockers):
+                yield place, "launched"
+            start_ns = max(launched_ns[place], floor[place] + STREAM_NS)
+            for op in blockers:
+                if end[op] + STREAM_NS > start_ns:
+                    start_ns, held_by[place] = end[op] + STREAM_NS, (False, op)
+            start[place] = all_in_ns = start_ns + delay[place]
+            arrival = start[place], played.rank, place
+            entered, waits = played.legs.get(place, ((), ()))
             for call in entered:
-                gates.setdefault(call, _Gate()).missing += 1
+                missing[call] -= 1
+                latest[call] = max(latest.get(call, arrival), arrival)
+            while any(missing[call] for call in waits):
+                yield place, "started"
+            if waits:
+                all_in_ns, last_rank, last_place = max(latest[call] for call in waits)
+                outcome.latest_of[played.rank, place] = last_rank, last_place
+            end[place] = all_in_ns + dur[place]
 
-    def advance(self) -> bool:
-        """Launch, start and end what can be; whether anything was."""
-        has_moved = False
-        while self._num_launched < len(self.start) and self._launch(self._num_launched):
-            self._num_launched += 1
-            has_moved = True
-        for queue in self._queues:
-            while queue and queue[0] < self._num_launched:
-                if math.isnan(self.start[queue[0]]):
-                    if not self._start(queue[0]):
-                        break
-                    has_moved = True
-                if not self._end(queue[0]):
-                    break
-                queue.popleft()
-                has_moved = True
-        return has_moved
-
-    def _launch(self, place: int) -> bool:
-        """Launch an operation, unless the host waits for one that has not ended."""
-        wait = self._waits.get(place)
-        if wait is not None:
-            if math.isnan(self.end[wait.on]):
-                return False
-            arrives, ended_ns = wait.begin + self._later, self.end[wait.on] + wait.lag_ns
-            self._later = max(arrives, ended_ns) - wait.end
-            if ended_ns > arrives:
-                self._held_by = wait.on
-        self._launch_ns[place] += self._later
-        self.held_by[place] = (True, self._held_by)
-        return True
-
-    def _start(self, place: int) -> bool:
-        """Start a launched operation, unless it waits for one that has not ended."""
-        blockers = [op for op in (self._previous[place], *self._awaited[place]) if op >= 0]
-        if any(math.isnan(self.end[op]) for op in blockers):
-            return False
-        start, held_by = self._launch_ns[place], self.held_by[place]
-        if self._floor[place] + STREAM_NS > start:
-            start = self._floor[place] + STREAM_NS
-        for operation in blockers:
-            if self.end[operation] + STREAM_NS > start:
-                start, held_by = self.end[operation] + STREAM_NS, (False, operation)
-        self.start[place], self.held_by[place] = start + self._delay[place], held_by
-        for call in self._legs.get(place, ((), ()))[0]:
-            gate = self._gates[call]
-            gate.missing -= 1
-            gate.latest = max(gate.latest, (self.start[place], self.rank, place))
-        return True
-
-    def _end(self, place: int) -> bool:
-        """End a started operation, unless it waits for others to enter its calls."""
-        gates = [self._gates[call] for call in self._legs.get(place, ((), ()))[1]]
-        if any(gate.missing for gate in gates):
-            return False
-        all_in = self.start[place]
-        if gates:
-            latest = max(gate.latest for gate in gates)
-            self.latest_of[self.rank, place] = latest[1:]
-            all_in = max(all_in, latest[0])
-        self.end[place] = all_in + self._dur[place]
-        return True
+    return [host(), *(stream(number) for number in distinct(played.stream).tolist())]
 
 
 def error_share(step: Step, outcome: Outcome) -> float:
@@ -455,7 +407,7 @@ def error_share(step: Step, outcome: Outcome) -> float:
 def length_ms(step: Step, outcome: Outcome | None = None) -> float:
     """Length of the step from its begin to the last end over ranks, in ms; NaN where it cannot be played."""
     outcome = outcome or play(step)
-    return float("nan") if outcome is None else (outcome.finish - step.since) / 1e6
+    return float("nan") if outcome is None else (max(map(max, outcome.end.values())) - step.since) / 1e6
 
 
 def hosts_as_others(step: Step, fixed: Sequence[int]) -> Step | None:

@@ -13,6 +13,7 @@ import numpy as np
 
 from lab.core.words import printable
 from lab.recordings.names import kernel_class
+from lab.recordings.pairing.rows import running_count
 from lab.recordings.ranks.account import Account, Row
 from lab.recordings.ranks.common import GPU_STEPS, UNKNOWN, host_lateness_ns
 from lab.recordings.ranks.work import COMM, COMP, COPY, common_keys
@@ -120,11 +121,12 @@ def _entered_late(account: Account, rows: Sequence[Row]) -> list[Excess]:
 
     A clock that no collective bounds may be what is late instead.
     """
-    late = _over(rows, [row.entered_ns for row in rows], ENTERED_LATE)
     if account.together.window_kind == GPU_STEPS:
         return []  # where one step reaches into the next, ranks begin it when their own GPUs are ready
+    late = _over(rows, [row.entered_ns for row in rows], ENTERED_LATE)
     bounded = {clock.rank for clock in account.clocks if not np.isnan(clock.high_ns)}
-    previous = _step_before(account, rows[0].step)
+    earlier = [number for number in account.together.steps if number < rows[0].step]
+    previous = [row for row in account.rows if earlier and row.step == earlier[-1]]
     tails = _over(previous, [row.parts["tail_ns"] for row in previous], "") if len(previous) > 1 else []
     lingered = {excess.rank: excess.ns for excess in tails}
     if previous:
@@ -132,18 +134,14 @@ def _entered_late(account: Account, rows: Sequence[Row]) -> list[Excess]:
     return [excess for excess in late if excess.ns > LEAST_NS and excess.rank in bounded]
 
 
-def _step_before(account: Account, step: int) -> list[Row]:
-    earlier = [number for number in account.together.steps if number < step]
-    return [row for row in account.rows if earlier and row.step == earlier[-1]]
-
-
 def _compute(account: Account, rows: Sequence[Row]) -> list[Excess]:
     """More compute than the others: more kernels, or the same kernels slower."""
     late = _over(rows, [row.parts["compute_ns"] for row in rows], MORE_WORK)
-    table = _by_key(account, rows) if late else None
+    if not late:
+        return []
+    table = _by_key(account, rows)
     excesses = []
     for excess in late:
-        assert table is not None
         index = [row.rank for row in rows].index(excess.rank)
         causes = _split(account, table, index, rows[index])
         large = [cause for cause in causes if cause.ns > _threshold_ns(rows)]
@@ -204,11 +202,11 @@ def _split(account: Account, table: _Keys, rank_index: int, row: Row) -> tuple[E
     extra = np.maximum(count - usual_count, 0)
     slower = np.where(np.isnan(usual_ns), 0.0, own_ns - np.nan_to_num(usual_ns))
     num_rows = len(account.work(row.rank))
-    less_extra, less_slow = np.zeros(num_rows), np.zeros(num_rows)
+    less_extra, less_slow = np.zeros((2, num_rows))
     key, dur, rows = table.key[rank_index], table.dur[rank_index], table.rows[rank_index]
     # Of the same kernels those count as extra that others lack between the same collectives, then the last.
-    beyond = _nth(table.place[rank_index], -rows) < _surplus(table, rank_index)
-    is_extra = _nth(key, -rows, ~beyond) < extra[key]
+    beyond = running_count(table.place[rank_index], -rows) < _surplus(table, rank_index)
+    is_extra = running_count(key, -rows, ~beyond) < extra[key]
     less_extra[rows[is_extra]] = dur[is_extra]
     less_slow[rows[~is_extra]] = np.maximum(slower[key[~is_extra]], 0)
     num_more = int(count.sum() - np.median(table.count[is_peer].sum(axis=1)))
@@ -218,14 +216,6 @@ def _split(account: Account, table: _Keys, rank_index: int, row: Row) -> tuple[E
         Excess(row.step, row.rank, MORE_WORK, extra_ns, more_text, less_extra),
         Excess(row.step, row.rank, SLOW_KERNELS, slow_ns, slow_text, less_slow),
     )
-
-
-def _nth(group: np.ndarray, *order: np.ndarray) -> np.ndarray:
-    """The place of each row (n,) within its group, sorted by the last of `order` first."""
-    rows = np.lexsort((*order, group))
-    nth = np.empty(len(group), dtype=np.int64)
-    nth[rows] = np.arange(len(group)) - np.searchsorted(group[rows], group[rows])
-    return nth
 
 
 def _surplus(table: _Keys, rank_index: int) -> np.ndarray:
@@ -260,11 +250,7 @@ def _slow_words(table: _Keys, rank_index: int, usual_ns: np.ndarray) -> str:
         class_sums[0] += float(table.ns[rank_index, key])
         class_sums[1] += float(table.count[rank_index, key] * usual_ns[key])
     slow = sorted(
-        (
-            (class_sums / usual, kind)
-            for kind, (class_sums, usual) in sums.items()
-            if class_sums > 1.05 * usual
-        ),
+        ((rank_ns / usual, kind) for kind, (rank_ns, usual) in sums.items() if rank_ns > 1.05 * usual),
         reverse=True,
     )
     return ", ".join(f"{kind} {ratio:.2f} times as long" for ratio, kind in slow[:3])

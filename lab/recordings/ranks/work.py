@@ -90,10 +90,7 @@ def common_keys(works: Sequence[RankWork]) -> tuple[list[tuple[str, ...]], list[
 def _of_gpu(trace: Capture) -> dict[str, Any]:
     kernels, runtime = trace.ops, trace.api
     call = views.launch_calls(trace)
-    has_call = call >= 0
-    begin, end = np.full(len(kernels), -1, dtype=np.int64), np.full(len(kernels), -1, dtype=np.int64)
-    begin[has_call] = runtime.start_ns[call[has_call]]
-    end[has_call] = runtime.end_ns[call[has_call]]
+    begin, end = (np.append(times_ns, -1)[call] for times_ns in (runtime.start_ns, runtime.end_ns))
     key, keys = _keys(trace, views.link_ops(trace))
     devices = kernels.device.astype(np.int64) - min(kernels.device.min(initial=0), 0)
     waits, held = _stream_waits(trace, begin)
@@ -107,7 +104,7 @@ def _of_gpu(trace: Capture) -> dict[str, Any]:
         "call_end": end,
         "key": key,
         "keys": keys,
-        **_host_spans(trace, call[has_call]),
+        **_host_spans(trace, call[call >= 0]),
         "collectives": views.collective_instances(trace),
         "waits": waits,
         "held": held,
@@ -184,13 +181,9 @@ def _of_cpu(trace: Capture) -> dict[str, Any]:
 def _keys(trace: Capture, link: np.ndarray) -> tuple[np.ndarray, tuple[tuple[str, ...], ...]]:
     """What makes two kernels the same: op, dims, strides, kernel and grid."""
     kernels, ops = trace.ops, trace.operators
-    columns = [
-        np.where(link >= 0, getattr(ops, name)[link], -1) if len(ops) else np.full(len(link), -1)
-        for name in ("name_id", "dims_id", "strides_id")
-    ]
+    columns = [np.append(getattr(ops, name), -1)[link] for name in ("name_id", "dims_id", "strides_id")]
     columns += [kernels.name_id, kernels.grid_x, kernels.grid_y, kernels.grid_z]
-    rows = np.stack([np.asarray(column, dtype=np.int64) for column in columns], axis=1)
-    distinct, key = distinct_rows(rows)
+    distinct, key = distinct_rows(np.stack(columns, axis=1).astype(np.int64))
     text = trace.name
     keys = tuple(
         (text(op), text(dims), text(strides), text(name), f"{x},{y},{z}")

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
-import msgspec
 import numpy as np
 
 from lab.perfmodel.calls import json_list
@@ -27,7 +26,7 @@ from lab.recordings.views.launches import (
     link_ops,
     steps_at,
 )
-from lab.stats.columns import objects
+from lab.stats.columns import objects, per_distinct
 
 
 @once
@@ -37,7 +36,7 @@ def collective_instances(trace: Capture) -> Table:
     Columns: collective ("" where not recorded), in_nelems, out_nelems, dtype, group_size,
     msg_bytes (the total S of nccl-tests: the larger of both buffers), pg_name, pg_desc, pg_ranks, seq, ts_ns,
     dur_ns, stream, correlation, grid_x, block_x, step, kernel (name), row (of `ops`, or of `annotations`),
-    in_split and out_split (JSON lists as text), exchanges (the partners of sends and receives, `exchanges`).
+    in_split and out_split (JSON lists as text), exchanges (tuples of the legs of sends and receives).
     """
     columns = _collectives_on_gpu(trace) if device_of(trace) == "gpu" else _collectives_on_cpu(trace)
     nelems = np.maximum(columns["in_nelems"], columns["out_nelems"])
@@ -49,8 +48,17 @@ def collective_instances(trace: Capture) -> Table:
 
 def _collectives_on_gpu(trace: Capture) -> dict[str, np.ndarray]:
     rows = np.flatnonzero(classify(trace) == COMM)
-    exchanges, first_op = exchanges_of(trace, rows)
-    kernels, metadata = trace.ops.take(rows), _comm_metadata(trace, rows, first_op)
+    kernels = trace.ops.take(rows)
+    # Older recordings have metadata only at the op that launched the collective.
+    of_kernel = first_index(rows, trace.collectives.kernel)
+    of_op = first_index(link_ops(trace)[rows], trace.comm_ops.op)
+    exchanges, first_op = _exchanges(trace, rows, of_kernel, of_op)
+    of_op = np.where(of_op < 0, first_op, of_op)
+
+    def metadata(name: str) -> np.ndarray:
+        by_kernel: np.ndarray = np.append(getattr(trace.collectives, name), -1)[of_kernel]
+        return np.where(of_kernel >= 0, by_kernel, np.append(getattr(trace.comm_ops, name), -1)[of_op])
+
     columns = {name: metadata(name) for name in ("in_nelems", "out_nelems", "group_size", "seq")}
     texts = ("collective", "dtype", "pg_name", "pg_desc", "pg_ranks", "in_split", "out_split")
     columns |= {name: trace.text(metadata(f"{name}_id")) for name in texts}
@@ -71,9 +79,7 @@ def _named_by_ops(trace: Capture, rows: np.ndarray, names: np.ndarray) -> np.nda
 
     Without metadata an all-to-all and a send look alike (SendRecv), and RCCL's kernels all look alike.
     """
-    texts = trace.text(trace.ops.name_id[rows])
-    vague = {text for text in set(texts.tolist()) if is_exchange(text)}
-    unnamed = np.flatnonzero([not name and text in vague for name, text in zip(names, texts, strict=True)])
+    unnamed = np.flatnonzero((names == "") & _is_vague(trace, rows))
     if not len(unnamed):
         return names
     named: np.ndarray = names.copy()
@@ -96,27 +102,6 @@ def _telling_op(trace: Capture, op: int) -> str:
     return ""
 
 
-def _comm_metadata(trace: Capture, rows: np.ndarray, first_op: np.ndarray) -> Callable[[str], np.ndarray]:
-    """Columns of metadata for `rows` of `kernels`, -1 where not recorded.
-
-    Older recordings have them only at the op that launched the collective; first_op (n,): the row of
-    `comm_ops` that stands for a kernel of several sends and receives.
-    """
-    of_kernel = first_index(rows, trace.collectives.kernel)
-    of_op = np.full(len(rows), -1)
-    if len(trace.comm_ops) and (of_kernel < 0).any():
-        of_op = first_index(link_ops(trace)[rows], trace.comm_ops.op)
-        of_op = np.where(of_op < 0, first_op, of_op)
-
-    def column(name: str) -> np.ndarray:
-        values = np.full(len(rows), -1)
-        for index, table in ((of_op, trace.comm_ops), (of_kernel, trace.collectives)):
-            values[index >= 0] = getattr(table, name)[index[index >= 0]]
-        return values
-
-    return column
-
-
 def _collectives_on_cpu(trace: Capture) -> dict[str, np.ndarray]:
     """gloo records a range per call with the shapes of its input; its worker threads carry them."""
     rows = np.flatnonzero(trace.by_text(is_gloo, trace.annotations.name_id))
@@ -137,7 +122,8 @@ def _collectives_on_cpu(trace: Capture) -> dict[str, np.ndarray]:
         "out_nelems": np.array(gathered, dtype=np.int64),
         "dtype": objects([str(calls[0]) if calls else "" for calls in dtypes]),
         "group_size": np.full(len(rows), group_size),
-        **dict.fromkeys(("pg_name", "pg_desc", "pg_ranks", "in_split", "out_split", "exchanges"), nothing),
+        **dict.fromkeys(("pg_name", "pg_desc", "pg_ranks", "in_split", "out_split"), nothing),
+        "exchanges": objects([()] * len(rows)),
         **dict.fromkeys(("seq", "stream", "correlation", "grid_x", "block_x"), unknown),
         "ts_ns": calls.start_ns,
         "dur_ns": calls.dur_ns,
@@ -164,49 +150,41 @@ def int_sizes(item: Any) -> list[int]:
 Leg = tuple[int, int]
 
 
-def exchanges_of(trace: Capture, rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """The legs of each communication kernel (n,) as JSON `[[1, 3], [0, 1]]`; "" where none is known.
+def _exchanges(
+    trace: Capture, rows: np.ndarray, of_kernel: np.ndarray, of_op: np.ndarray
+) -> tuple[np.ndarray, np.ndarray]:
+    """The legs of each communication kernel (n,), () where none is known.
 
-    The second value: for kernels of several calls, the row of `comm_ops` of the first of them, -1 otherwise.
-    A kernel of `batch_isend_irecv` has no metadata of its own: the calls since the launch before it on the
-    same thread, which launched nothing themselves, are its legs.
+    of_kernel, of_op: a kernel's rows of `collectives` and of `comm_ops`, or -1. The second value: for kernels
+    of several calls, the row of `comm_ops` of the first of them, -1 otherwise. A kernel of
+    `batch_isend_irecv` has no metadata of its own: the calls since the launch before it on the same thread,
+    which launched nothing themselves, are its legs.
     """
-    legs: list[list[Leg]] = [[] for _ in range(len(rows))]
-    names = trace.text(trace.ops.name_id[rows])
-    exchanging = {name for name in set(names.tolist()) if is_exchange(name)}
-    candidates = np.flatnonzero([name in exchanging for name in names.tolist()])
-    of_op = _legs_of(trace, trace.comm_ops)
-    row_of_op = {op: row for row, op in enumerate(trace.comm_ops.op.tolist())}
-    of_kernel = _legs_of(trace, trace.collectives)
-    row_of_kernel = {kernel: row for row, kernel in enumerate(trace.collectives.kernel.tolist())}
-    links, bare, used = link_ops(trace), [], set()
-    for index in candidates.tolist():
-        kernel = int(rows[index])
-        op_row = row_of_op.get(int(links[kernel]), -1)
-        kernel_row = row_of_kernel.get(kernel, -1)
-        used.add(op_row)
-        leg = of_op.get(op_row) or of_kernel.get(kernel_row)
+    legs: list[tuple[Leg, ...]] = [()] * len(rows)
+    exchanging = _is_vague(trace, rows)
+    legs_of_op, legs_of_kernel = _legs_of(trace, trace.comm_ops), _legs_of(trace, trace.collectives)
+    bare, used = [], {*of_op[exchanging].tolist()}
+    for index in np.flatnonzero(exchanging).tolist():
+        leg = legs_of_op.get(int(of_op[index])) or legs_of_kernel.get(int(of_kernel[index]))
         if leg is not None:
-            legs[index] = [leg]
-        elif op_row < 0 and kernel_row < 0:
+            legs[index] = (leg,)
+        elif of_op[index] < 0 and of_kernel[index] < 0:
             bare.append(index)
-    batches = _batches(trace, rows, bare, [row for row in of_op if row not in used])
+    batches = _batches(trace, rows, bare, [row for row in legs_of_op if row not in used])
     first_op = np.full(len(rows), -1, dtype=np.int64)
     for index, op_rows in batches.items():
-        legs[index], first_op[index] = [of_op[row] for row in op_rows], op_rows[0]
-    texts = [msgspec.json.encode(parts).decode() if parts else "" for parts in legs]
-    return objects(texts), first_op
+        legs[index], first_op[index] = tuple(legs_of_op[row] for row in op_rows), op_rows[0]
+    return objects(legs), first_op
 
 
-def parse(text: str) -> list[Leg]:
-    """The legs of one kernel."""
-    return [(sends, peer) for sends, peer in msgspec.json.decode(text, type=list[tuple[int, int]])]
+def _is_vague(trace: Capture, rows: np.ndarray) -> np.ndarray:
+    """Mask (n,) of kernels whose names do not tell what they exchange: a send looks like an all-to-all."""
 
+    def is_vague(name_id: int) -> bool:
+        kind = communication(trace.name(name_id))
+        return kind is not None and kind.kind in ("", "p2p")
 
-def is_exchange(kernel: str) -> bool:
-    """Whether its name does not tell what it exchanges: a send looks like an all-to-all there."""
-    kind = communication(kernel)
-    return kind is not None and kind.kind in ("", "p2p")
+    return per_distinct(trace.ops.name_id[rows], is_vague).astype(bool)
 
 
 def _legs_of(trace: Capture, table: object) -> dict[int, Leg]:

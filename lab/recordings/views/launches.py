@@ -16,7 +16,7 @@ from lab.recordings.capture import MEMCPY, MEMSET, Capture, once
 from lab.recordings.owners import first_index, operators_of_launches, parents
 from lab.recordings.phase_names import step_number
 from lab.recordings.tables import Table
-from lab.stats.columns import columns_of_rows, distinct_rows
+from lab.stats.columns import columns_of_rows, distinct_rows, per_distinct
 from lab.stats.intervals import holding, spans, subtract, total, totals, union
 
 
@@ -68,9 +68,8 @@ def _owners(trace: Capture) -> Table:
 def kernel_steps(trace: Capture) -> np.ndarray:
     """Profiler step (n,) that launched each row of `kernels` (an unlinked one: in which it ran), or -1."""
     call = launch_calls(trace)
-    when = trace.ops.start_ns.copy()
-    when[call >= 0] = trace.api.start_ns[call[call >= 0]]
-    return steps_at(trace, when)
+    launched_ns = np.append(trace.api.start_ns, 0)[call]
+    return steps_at(trace, np.where(call >= 0, launched_ns, trace.ops.start_ns))
 
 
 def steps_at(trace: Capture, ts_ns: np.ndarray) -> np.ndarray:
@@ -92,9 +91,8 @@ def op_parents(trace: Capture) -> np.ndarray:
 def row_classes(trace: Capture) -> np.ndarray:
     """Index (n,) in `perfmodel.classes.CLASSES` of each row of `kernels`, by its op first."""
     op = np.append(trace.operators.name_id, -1)[link_ops(trace)]
-    pairs, pair_of_row = distinct_rows(np.stack([trace.ops.name_id, op], axis=1).astype(np.int64))
-    classes = [CLASSES.index(kernel_class(*trace.text(pair).tolist())) for pair in pairs]
-    class_of_row: np.ndarray = np.array(classes, dtype=np.int64)[pair_of_row.ravel()]
+    pairs = np.stack([trace.ops.name_id, op], axis=1).astype(np.int64)
+    class_of_row = per_distinct(pairs, lambda pair: CLASSES.index(kernel_class(*map(trace.name, pair))))
     class_of_row[trace.ops.kind == MEMCPY] = CLASSES.index("memcpy")
     class_of_row[trace.ops.kind == MEMSET] = CLASSES.index("memset")
     return class_of_row
@@ -198,7 +196,7 @@ def gemm_instances(trace: Capture) -> Table:
     keys = np.stack([ops.name_id, ops.dims_id, ops.types_id, ops.strides_id], axis=1)
     distinct, shape_of_row = distinct_rows(keys)
     shapes = [_gemm_shape(*map(trace.name, key)) for key in distinct.tolist()]
-    columns = columns_of_rows(shapes, tuple(_UNKNOWN_SHAPE))
+    columns = columns_of_rows(shapes, _SHAPE)
     columns = {name: column[shape_of_row] for name, column in columns.items()} | gemms
     columns["rank"] = np.full(len(ops), -1 if trace.meta.rank is None else trace.meta.rank)
     columns["step"] = steps_at(trace, ops.start_ns)
@@ -257,17 +255,7 @@ def _gemms_on_cpu(trace: Capture) -> dict[str, Any]:
     }
 
 
-_UNKNOWN_SHAPE: dict[str, Any] = {
-    "op": "",
-    "M": -1,
-    "N": -1,
-    "K": -1,
-    "B": -1,
-    "bias": False,
-    "dtype": "",
-    "strides": "",
-    "transpose": "",
-}
+_SHAPE = ("op", "M", "N", "K", "B", "bias", "dtype", "strides", "transpose")
 
 
 def _gemm_shape(op: str, dims: str, types: str, strides: str) -> dict[str, Any]:
@@ -275,16 +263,15 @@ def _gemm_shape(op: str, dims: str, types: str, strides: str) -> dict[str, Any]:
     call = OpCall.from_profiler(op, dims, types, strides)
     left, right = factor_indices(op)
     left_stride, right_stride = ([*(call.stride(index) or ())] for index in (left, right))
-    shape = {
-        **_UNKNOWN_SHAPE,
+    product = product_of(call)
+    return {
+        **{name: getattr(product, name) if product else -1 for name in "MNKB"},
         "op": op,
         "bias": has_bias(call),
         "dtype": call.dtype(left),
         "strides": " ".join(str(tuple(stride)) for stride in (left_stride, right_stride) if stride),
         "transpose": _letter(left_stride) + _letter(right_stride),
     }
-    product = product_of(call)
-    return shape | ({name: getattr(product, name) for name in "BMNK"} if product else {})
 
 
 def _letter(stride: list[int]) -> str:

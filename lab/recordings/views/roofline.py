@@ -87,10 +87,8 @@ def op_roofs(trace: Capture) -> Table:
     without_op_us = trace.ops.dur_ns[no_op].sum() / 1000
     all_us = float(sum(1000 * row["time_ms"] for row in rows) + without_op_us) or 1.0
     if without_op_us:
-        row = dict(_BLANK)
-        rows.append(
-            row | {"op": NO_OP, "count": int(no_op.sum()), "time_ms": without_op_us / 1000, "note": "no op"}
-        )
+        of_no_op = {"op": NO_OP, "count": int(no_op.sum()), "time_ms": without_op_us / 1000, "note": "no op"}
+        rows.append(_BLANK | of_no_op)
     for row in rows:
         row["time_percent"] = 100_000 * row["time_ms"] / all_us
     rows.sort(key=lambda row: -row["time_ms"])
@@ -116,20 +114,30 @@ def _row(
     work = work_of(OpCall.from_profiler(name, dims, types, strides, concrete))
     roof = roof_of(work, board, kernels)
     mean_s = time_us / count * 1e-6
-    row = dict(_BLANK)
-    row |= {"op": name, "shapes": dims, "count": count, "time_ms": time_us / 1000, "mean_us": time_us / count}
-    row["kernels"] = kernels
+    row = _timed(name, dims, count, time_us, kernels, work)
     row["note"] = _note(name, dims, work, roof, board, mean_s)
     if work is not None:
-        row |= {"dtype": work.dtype, "kind": work.kind, "gflop": work.flops / 1e9}
-        row |= {"mbytes": work.num_bytes / 1e6}
+        row |= {"dtype": work.dtype, "kind": work.kind}
         row["intensity"] = work.flops / work.num_bytes if work.num_bytes else np.nan
-        if mean_s > 0:
-            row |= {"tflops": work.flops / mean_s / 1e12, "gb_per_s": work.num_bytes / mean_s / 1e9}
+        row["tflops"] = work.flops / mean_s / 1e12 if mean_s > 0 else np.nan
     if roof is not None and board is not None:
         row |= {"rate": roof.rate, "peak_tflops": roof.peak_flops_per_s / 1e12, "bound_by": roof.bound_by}
-        row |= {"peak_gb_per_s": board.bytes_per_s / 1e9}
+        row["peak_gb_per_s"] = board.bytes_per_s / 1e9
         row["percent_of_roof"] = 100 * roof.least_s / mean_s if mean_s > 0 else np.nan
+    return row
+
+
+def _timed(
+    name: str, shapes: str, count: int, time_us: float, kernels: str, work: Work | None
+) -> dict[str, Any]:
+    """A row with its time, and how much it computes and moves where that is known."""
+    mean_us = time_us / count
+    mean_s = mean_us * 1e-6
+    row = _BLANK | {"op": name, "shapes": shapes, "count": count, "time_ms": time_us / 1000}
+    row |= {"mean_us": mean_us, "kernels": kernels}
+    if work is not None:
+        row |= {"gflop": work.flops / 1e9, "mbytes": work.num_bytes / 1e6}
+        row["gb_per_s"] = work.num_bytes / mean_s / 1e9 if mean_s > 0 else np.nan
     return row
 
 
@@ -144,15 +152,10 @@ def _collective_rows(collectives: Table) -> list[dict[str, Any]]:
     for (name, in_nelems, out_nelems, dtype, ranks, kernel), durs_us in groups.items():
         kind = kind_in(name) or kind_in(kernel)
         work = collective_work(kind, in_nelems, out_nelems, dtype, ranks)
-        row = _BLANK | {"op": name or kind or "a collective", "dtype": dtype, "kind": "Collective"}
-        row |= {"shapes": f"[{in_nelems}] of {ranks} ranks" if in_nelems >= 0 else "", "kernels": kernel}
-        mean_us = float(np.mean(durs_us))
-        row |= {"count": len(durs_us), "time_ms": sum(durs_us) / 1000, "mean_us": mean_us}
-        row["note"] = "a link has no roof here" if work else "no sizes recorded"
-        if work is not None:
-            row |= {"gflop": work.flops / 1e9, "mbytes": work.num_bytes / 1e6}
-            row["gb_per_s"] = work.num_bytes / mean_us / 1e3 if mean_us else np.nan
-        rows.append(row)
+        shapes = f"[{in_nelems}] of {ranks} ranks" if in_nelems >= 0 else ""
+        row = _timed(name or kind or "a collective", shapes, len(durs_us), sum(durs_us), kernel, work)
+        note = "a link has no roof here" if work else "no sizes recorded"
+        rows.append(row | {"dtype": dtype, "kind": "Collective", "note": note})
     return rows
 
 
@@ -196,7 +199,7 @@ def drawing_of(roofs: Table) -> tuple[Points, dict[str, tuple[float, float]]]:
     A point is (FLOP per byte, TFLOP/s, text); a roof (peak TFLOP/s, TB/s).
     """
     points: Points = {}
-    rates_of_roof: dict[tuple[float, float], list[str]] = {}
+    rates_of_roof: dict[tuple[float, float], dict[str, None]] = {}
     columns = (roofs.intensity, roofs.tflops, roofs.rate, roofs.dtype, roofs.peak_tflops, roofs.peak_gb_per_s)
     texts = (roofs.op, roofs.shapes, roofs.count, roofs.percent_of_roof)
     for row in zip(*columns, *texts, strict=True):
@@ -210,9 +213,6 @@ def drawing_of(roofs: Table) -> tuple[Points, dict[str, tuple[float, float]]]:
         points.setdefault(rate or f"{dtype_name(dtype) or dtype}, no roof", []).append(
             (float(intensity), float(tflops), text)
         )
-        rates = (
-            rates_of_roof.setdefault((float(peak_tflops), float(peak_gb_per_s) / 1000), []) if rate else []
-        )
-        if rate not in rates:
-            rates.append(rate)
+        if rate:
+            rates_of_roof.setdefault((float(peak_tflops), float(peak_gb_per_s) / 1000), {})[rate] = None
     return points, {f"{', '.join(rates)} {roof[0]:g} TFLOP/s": roof for roof, rates in rates_of_roof.items()}

@@ -9,10 +9,10 @@ from functools import lru_cache
 import numpy as np
 import pytest
 
-from lab.recordings.graphs import CONFIDENCES, LAYER_RULES, RULES, join, lacks_of, load_sources, own_source
+from lab.recordings.graphs import CONFIDENCES, LAYER_RULES, RULES, join, lacks_of, load_sources
 from lab.recordings.graphs.origins import origins_of
-from lab.recordings.kineto import read_kineto
 from lab.recordings.load import load_capture
+from tests.recordings.graphs.made import source
 
 # us in the graph alone, and launches
 SGLANG_OPS = {
@@ -54,10 +54,7 @@ VLLM_OPS = {
 }
 
 
-@lru_cache
-def read(path):
-    trace = read_kineto(path)
-    return own_source(path, trace, stacks=trace.meta.stacks)
+read = lru_cache(source)
 
 
 @lru_cache

@@ -54,7 +54,8 @@ def read_replayed(
 ) -> Replayed:
     """The replays of one rank's trace, matched with the captures in it and at `captures`."""
     beside, notes = load_sources(captures, executed_batches(trace)) if captures else ([], [])
-    of_rank = [one for one in beside if one.rank is not None and one.rank == trace.meta.rank]
+    own_rank = trace.meta.rank
+    of_rank = [s for s in beside if own_rank is not None and s.capture.meta.rank == own_rank]
     joined = join(Source(trace.source, trace, frames), of_rank or beside)
     ops = _Ops(rank, joined, first_id)
     rows, texts = joined.rows, np.array([*joined.texts], dtype=object)
