@@ -22,7 +22,7 @@ from lab.recordings.capture import (
     by_process,
 )
 from lab.recordings.lacks import Lack, without_times
-from lab.recordings.tables import Table, concat
+from lab.recordings.tables import Table, filled
 from lab.stats.columns import distinct
 
 _TEXTS = {"name_id", "text_id", "domain", "dims_id", "types_id", "strides_id", "concrete_id"}
@@ -50,7 +50,7 @@ def combined(source: Path, captures: Sequence[Capture]) -> Capture:
     def together(name: str) -> Table:
         parts = zip(members, translate, strict=True)
         moved = [_moved(getattr(capture, name), start, ids) for (capture, start), ids in parts]
-        return concat(moved, PROCESS_TABLES[name])
+        return filled(PROCESS_TABLES[name], *moved)
 
     devices: list[Device] = []
     lacks: list[Lack] = []

@@ -28,7 +28,7 @@ from lab.recordings.capture import (
     filled,
 )
 from lab.recordings.lacks import Lack
-from lab.recordings.tables import NO_SYMBOL, Table, joined
+from lab.recordings.tables import NO_SYMBOL, Table
 from lab.stats.columns import distinct
 
 # Numbers of `capture.COPY_KINDS`; rocprofv3 writes MEMORY_COPY_HOST_TO_DEVICE, .rpd CopyHostToDevice.
@@ -71,10 +71,10 @@ class Parts:
             source=path,
             collector=collector,
             schema=schema,
-            ops=joined(self.ops, OPS_COLUMNS),
-            api=joined(self.api, API_COLUMNS),
-            ranges=joined(self.ranges, RANGE_COLUMNS),
-            sync=joined(self.sync, SYNC_COLUMNS),
+            ops=filled(OPS_COLUMNS, *self.ops),
+            api=filled(API_COLUMNS, *self.api),
+            ranges=filled(RANGE_COLUMNS, *self.ranges),
+            sync=filled(SYNC_COLUMNS, *self.sync),
             strings=strings.texts,
             devices=tuple(self.devices),
             problems=self.problems,
@@ -137,7 +137,7 @@ def kernel_table(rows: Columns) -> Table:
         **{f"block_{axis}": narrow(rows[f"block_{axis}"]) for axis in "xyz"},
         **{f"grid_{axis}": blocks(rows[f"items_{axis}"], rows[f"block_{axis}"]) for axis in "xyz"},
     }
-    return filled(OPS_COLUMNS, len(static), rows | columns | _graph_columns(rows))
+    return filled(OPS_COLUMNS, rows | columns | _graph_columns(rows))
 
 
 def copy_table(rows: Columns, strings: Strings) -> Table:
@@ -147,7 +147,7 @@ def copy_table(rows: Columns, strings: Strings) -> Table:
     """
     device = np.where(rows["target"] >= 0, rows["target"], rows["origin"])
     columns = copy_columns(strings.texts, rows["name_id"]) | {"device": device} | _graph_columns(rows)
-    return filled(OPS_COLUMNS, len(device), rows | columns)
+    return filled(OPS_COLUMNS, rows | columns)
 
 
 def call_tables(
@@ -166,8 +166,8 @@ def call_tables(
     text_id = np.array([strings.id(text) for text in texts], dtype=np.int32)
     name_id, seq = strings.stripped(text_id)
     kinds = np.array([START_END if call in _START_STOP else PUSH_POP for call in calls], dtype=np.int8)
-    ranges = filled(RANGE_COLUMNS, len(is_mark), rows).take(marks)
-    api = filled(API_COLUMNS, len(is_mark), rows).where(~is_mark)
+    ranges = filled(RANGE_COLUMNS, rows).take(marks)
+    api = filled(API_COLUMNS, rows).where(~is_mark)
     return api, ranges.with_columns(text_id=text_id, name_id=name_id, seq=seq, kind=kinds)
 
 

@@ -145,8 +145,7 @@ def _with_ordinals(database: Database, strides: Strides, ops: Table, waits: Tabl
         return ops, waits
     ordinal = np.array(sensed, dtype=np.int32)
     ops, waits = (
-        Table({**table.as_dict(), "device": ordinal[np.searchsorted(used, table.device)]})
-        for table in (ops, waits)
+        table.with_columns(device=ordinal[np.searchsorted(used, table.device)]) for table in (ops, waits)
     )
     return ops, waits
 
@@ -232,8 +231,8 @@ def _operations(
         "kind": kinds,
         "name_id": names,
     }
-    ops = filled(OPS_COLUMNS, len(kinds), columns).where(kinds != _WAIT)
-    return ops, filled(SYNC_COLUMNS, len(kinds), shared).where(kinds == _WAIT)
+    ops = filled(OPS_COLUMNS, columns).where(kinds != _WAIT)
+    return ops, filled(SYNC_COLUMNS, shared).where(kinds == _WAIT)
 
 
 def _kinds_and_names(
@@ -314,7 +313,7 @@ def _api(database: Database, strings: Strings, texts: dict[int, str], calls: Col
     is_mark = marks > 0
     shared = {name: calls[name] for name in ("start_ns", "end_ns", "pid", "tid")}
     call = shared | {"corr": calls["id"], "name_id": names}
-    api = filled(API_COLUMNS, len(names), call).where(~is_mark)
+    api = filled(API_COLUMNS, call).where(~is_mark)
     rows = {name: column[is_mark] for name, column in calls.items()}
-    ranges = filled(RANGE_COLUMNS, len(names), shared).where(is_mark)
-    return api, Table(ranges.as_dict() | range_columns(database, strings, texts, rows))
+    ranges = filled(RANGE_COLUMNS, shared).where(is_mark)
+    return api, ranges.with_columns(**range_columns(database, strings, texts, rows))

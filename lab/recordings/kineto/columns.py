@@ -50,7 +50,7 @@ from lab.recordings.owners import first_index, settled
 from lab.recordings.phase_names import step_number
 from lab.recordings.pieces import PIECE_BYTES, EventPieces, Piece
 from lab.recordings.processes import without_untimed
-from lab.recordings.tables import Schema, Table, concat, concatenated
+from lab.recordings.tables import Schema, Table
 
 # Categories in lower case: torch 1.12 writes Kernel, Memcpy, Memset and Runtime, and Operator before that.
 GPU_KINDS = {
@@ -75,20 +75,11 @@ TIMED = ("kernels", "ops", "runtime", "ranges", "modules")
 _ABSOLUTE_NS = 2**43 * 1000  # times beyond it count from 1970, not from a base
 
 
-def _part(schema: Schema, names: str) -> Schema:
-    return {name: schema[name] for name in names.split()}
-
-
-_SLICE = "start_ns end_ns pid name_id external_id"
-_ARGUMENTS = "dims_id types_id"
 SCHEMAS: dict[str, Schema] = {
-    "kernels": {
-        **_part(OPS_COLUMNS, f"{_SLICE} kind device stream corr bytes regs graph graph_node"),
-        **_part(OPS_COLUMNS, " ".join(_GEOMETRY)),
-    },
-    "ops": _part(RANGE_COLUMNS, f"{_SLICE} tid {_ARGUMENTS} strides_id concrete_id rf_id seq"),
-    "runtime": _part(API_COLUMNS, f"{_SLICE} tid corr kernel_id"),
-    "ranges": {**SLICE_COLUMNS, **_part(RANGE_COLUMNS, _ARGUMENTS), "on_gpu": np.bool_},
+    "kernels": OPS_COLUMNS,
+    "ops": RANGE_COLUMNS,
+    "runtime": API_COLUMNS,
+    "ranges": {**RANGE_COLUMNS, "on_gpu": np.bool_},
     "collectives": COLLECTIVE_COLUMNS,
     "comm_ops": COMM_OP_COLUMNS,
     "flows": FLOW_COLUMNS,
@@ -163,20 +154,19 @@ class Columns:
         base_ns = integer_of(frame.get("baseTimeNanoseconds"))
         # A hostile base would overflow int64 nanoseconds.
         base_ns = base_ns if base_ns is not None and 0 <= base_ns < 2**62 else 0
-        columns = {name: concatenated(self._chunks.pop(name), schema) for name, schema in SCHEMAS.items()}
-        latest_ns = max(
-            int(columns[name]["start_ns"].max(initial=0)) for name in ("kernels", "ops", "runtime")
-        )
+        tables = {name: filled(schema, *self._chunks.pop(name)) for name, schema in SCHEMAS.items()}
+        latest_ns = max(int(tables[name].start_ns.max(initial=0)) for name in ("kernels", "ops", "runtime"))
         if self._pieces.cut and "baseTimeNanoseconds" not in frame and latest_ns < _ABSOLUTE_NS:
             self.problems["the base time is missing: times count from an unknown moment"] += 1
-        for table in columns.values():
-            for name in ("start_ns", "end_ns", "ts_ns"):
-                if name in table:
-                    table[name] += base_ns
-        self._fill_geometry(columns["kernels"])
+        for name, table in tables.items():
+            times = {column for column in table if column in ("start_ns", "end_ns", "ts_ns")}
+            tables[name] = table.with_columns(
+                **{column: getattr(table, column) + base_ns for column in times}
+            )
+        kernels, operators, ranges = self._with_geometry(tables["kernels"]), tables["ops"], tables["ranges"]
         lacks = (
-            *self._indices.lacks(lambda: owners_are_here(columns["kernels"], columns["ops"])),
-            *owners_lost(columns["kernels"], columns["ops"]),
+            *self._indices.lacks(lambda: owners_are_here(kernels, operators)),
+            *owners_lost(kernels, operators),
             *cut_short(self._pieces.cut),
             *of_merged(frame),
             *of_log(frame),
@@ -184,19 +174,16 @@ class Columns:
             *unread(self._num_unread),
         )
         strings = self._ids.strings
-        on_gpu = columns["ranges"].pop("on_gpu")
-        host_ranges, gpu_ranges = (
-            {name: column[chosen] for name, column in columns["ranges"].items()}
-            for chosen in (~on_gpu, on_gpu)
-        )
-        runtime, meta = columns["runtime"], meta_of(frame, base_ns, len(columns["kernels"]["start_ns"]))
+        meta = meta_of(frame, base_ns, len(kernels))
         return Capture(
             source=self._pieces.path,
             collector="kineto",
             version=meta.torch_version,
-            ops=_ops_of(columns["kernels"], strings.texts),
-            api=filled(API_COLUMNS, len(runtime["start_ns"]), runtime),
-            ranges=_ranges_of(host_ranges, columns["ops"], strings),
+            ops=kernels.with_columns(
+                **{name: codes[kernels.name_id] for name, codes in copy_kinds(strings.texts).items()}
+            ),
+            api=tables["runtime"],
+            ranges=_ranges_of(ranges.where(~ranges.on_gpu), operators, strings),
             strings=strings.texts,
             devices=tuple(
                 Device(device=index, name=name, num_sms=num_sms or None)
@@ -209,24 +196,22 @@ class Columns:
             truncated=self._pieces.cut is not None,
             thread_names=self._names_of(THREAD_COLUMNS),
             process_names=self._names_of(PROCESS_COLUMNS),
-            gpu_ranges=Table({name: gpu_ranges[name] for name in SLICE_COLUMNS}),
-            collectives=Table(columns["collectives"]),
-            comm_ops=Table(columns["comm_ops"]),
-            flows=Table(columns["flows"]),
-            modules=Table(columns["modules"]),
-            waits=Table(columns["waits"]),
+            gpu_ranges=filled(SLICE_COLUMNS, ranges.where(ranges.on_gpu)),
+            **{name: tables[name] for name in ("collectives", "comm_ops", "flows", "modules", "waits")},
         )
 
-    def _fill_geometry(self, columns: dict[str, np.ndarray]) -> None:
+    def _with_geometry(self, kernels: Table) -> Table:
         """Take grid, block and shared memory from the launch where the kernel has none, as on ROCm."""
         if not self._geometry:
-            return
+            return kernels
         launches = np.array([(key, *sizes) for key, sizes in sorted(self._geometry.items())], dtype=np.int64)
-        position = first_index(columns["corr"], launches[:, 0])
-        launched = (position >= 0) & (columns["kind"] == KERNEL)
-        for column, name in enumerate(_GEOMETRY, start=1):
-            sizes = _int32(launches[position, column])
-            columns[name] = np.where(launched & (columns[name] < 0), sizes, columns[name])
+        position = first_index(kernels.corr, launches[:, 0])
+        launched = (position >= 0) & (kernels.kind == KERNEL)
+        columns = {}
+        for index, name in enumerate(_GEOMETRY, start=1):
+            sizes, column = _int32(launches[position, index]), getattr(kernels, name)
+            columns[name] = np.where(launched & (column < 0), sizes, column)
+        return kernels.with_columns(**columns)
 
     def _add_slices(self, table: str, events: list[Any]) -> None:
         """Append those of the events that are slices with a start and a duration."""
@@ -267,7 +252,8 @@ class Columns:
         self._keep(table, columns)
 
     def _keep(self, table: str, columns: Mapping[str, np.ndarray]) -> None:
-        chunk = {name: np.asarray(columns[name], dtype=kind) for name, kind in SCHEMAS[table].items()}
+        schema = SCHEMAS[table]
+        chunk = {name: np.asarray(column, schema[name]) for name, column in columns.items() if name in schema}
         self._chunks[table].append(chunk)
         self._num_rows[table] += len(next(iter(chunk.values())))
 
@@ -344,28 +330,20 @@ class Columns:
         ]
         rows = threads if schema is THREAD_COLUMNS else processes
         columns = np.array(rows, dtype=np.int64).reshape(-1, 3).T
-        return concat([dict(zip(schema, columns, strict=True))], schema)
+        return filled(schema, dict(zip(schema, columns, strict=True)))
 
 
-def _ops_of(columns: Mapping[str, np.ndarray], names: Sequence[str]) -> Table:
-    copies = {name: codes[columns["name_id"]] for name, codes in copy_kinds(names).items()}
-    return filled(OPS_COLUMNS, len(columns["name_id"]), {**columns, **copies})
-
-
-def _ranges_of(
-    host_ranges: Mapping[str, np.ndarray], operators: Mapping[str, np.ndarray], strings: Strings
-) -> Table:
+def _ranges_of(annotations: Table, operators: Table, strings: Strings) -> Table:
     """Annotations, then operators."""
-    parts = []
-    for kind, columns in ((PUSH_POP, host_ranges), (OP, operators)):
-        text_id = columns["name_id"]
-        identity = {
-            "text_id": text_id,
-            "name_id": strings.stripped(text_id)[0],
-            "kind": np.full(len(text_id), kind),
-        }
-        parts.append(filled(RANGE_COLUMNS, len(text_id), {**columns, **identity}).as_dict())
-    return concat(parts, RANGE_COLUMNS)
+    parts = [
+        rows.with_columns(
+            text_id=rows.name_id,
+            name_id=strings.stripped(rows.name_id)[0],
+            kind=np.full(len(rows), kind, dtype=np.int8),
+        )
+        for kind, rows in ((PUSH_POP, annotations), (OP, operators))
+    ]
+    return filled(RANGE_COLUMNS, *parts)
 
 
 def _int32(values: np.ndarray) -> np.ndarray:

@@ -17,6 +17,7 @@ import numpy as np
 
 from lab.core.words import first_few, plural, printable
 from lab.recordings.lacks import Axis, Lack, Place
+from lab.recordings.tables import Table
 
 # GPU rows, API calls and arrows have none.
 _WITHOUT = ("kernels", "runtime", "flows")
@@ -86,24 +87,23 @@ class EventIndices:
         return tuple(_lack(place, n, total, runs) for place, (n, runs) in counts.items() if n)
 
 
-def owners_are_here(kernels: Mapping[str, np.ndarray], operators: Mapping[str, np.ndarray]) -> bool:
+def owners_are_here(kernels: Table, operators: Table) -> bool:
     """Whether GPU rows name operators by External id, and each of these is in the recording."""
-    wanted = kernels["external_id"]
-    wanted = wanted[wanted > 0]
-    return len(wanted) > 0 and bool(np.isin(wanted, operators["external_id"]).all())
+    wanted = kernels.external_id[kernels.external_id > 0]
+    return len(wanted) > 0 and bool(np.isin(wanted, operators.external_id).all())
 
 
-def owners_lost(kernels: Mapping[str, np.ndarray], operators: Mapping[str, np.ndarray]) -> tuple[Lack, ...]:
+def owners_lost(kernels: Table, operators: Table) -> tuple[Lack, ...]:
     """The finding for GPU rows whose External id names no operator of the recording, though others are here.
 
     Versions before October 2024 give a row that no operator launched its own number (pytorch/kineto#1001).
     """
-    wanted, ids = kernels["external_id"], operators["external_id"]
-    lost = (wanted > 0) & (wanted != kernels["corr"]) & ~np.isin(wanted, ids)
+    wanted, ids = kernels.external_id, operators.external_id
+    lost = (wanted > 0) & (wanted != kernels.corr) & ~np.isin(wanted, ids)
     n, of = int(lost.sum()), len(wanted)
     if not n or not (ids > 0).any():
         return ()
-    is_inside = kernels["start_ns"][lost].max() >= operators["start_ns"].min()
+    is_inside = kernels.start_ns[lost].max() >= operators.start_ns.min()
     text = f"{n:,} of {plural(of, 'GPU row')} name an operator that is not in the recording"
     return (Lack("ops", "hole" if is_inside else "head", "C", -1, n, of, n / of, text),)
 

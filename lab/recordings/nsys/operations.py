@@ -26,7 +26,7 @@ from lab.recordings.capture import (
 )
 from lab.recordings.lacks import Lack
 from lab.recordings.nsys.export import PREFIX, Export, StringIds, among, host_pid_of, ids_of, tid_of
-from lab.recordings.tables import Table, joined
+from lab.recordings.tables import Table
 from lab.stats.columns import per_distinct
 
 # Values of NVTX_EVENTS.eventType.
@@ -41,7 +41,7 @@ def read_ranges(export: Export, strings: StringIds) -> Table:
     """Push/pop and start/end ranges, and which were `still_open` at the end."""
     schema = RANGE_COLUMNS | {"still_open": np.int8}
     if "NVTX_EVENTS" not in export.tables:
-        return filled(schema, 0, {})
+        return filled(schema)
     rows = export.integers(
         "NVTX_EVENTS",
         {
@@ -63,7 +63,7 @@ def read_ranges(export: Export, strings: StringIds) -> Table:
         "text_id": _texts(export, strings, rows),
         "domain": _domains(export, strings, rows),
     }
-    return filled(schema, len(rows["row"]), rows)
+    return filled(schema, rows)
 
 
 def _end_the_unfinished(export: Export, rows: Columns) -> None:
@@ -166,7 +166,7 @@ def with_bare_names(ranges: Table, strings: StringIds) -> Table:
         "kind": np.where(operator, OP, ranges.kind),
         "dims_id": per_distinct(ranges.text_id, dims_of),
     }
-    return filled(RANGE_COLUMNS, len(ranges), columns)
+    return filled(RANGE_COLUMNS, columns)
 
 
 _LATEST_NS = 1 << 62  # no clock counts further
@@ -212,7 +212,7 @@ def read_operations(export: Export, strings: StringIds) -> Table:
             ("GRAPH_TRACE", GRAPH, {}),
         )
     ]
-    ops = joined(parts, OPS_COLUMNS)
+    ops = filled(OPS_COLUMNS, *parts)
     if (ops.kind == GRAPH).any():
         export.problems.append(
             "graph replays were recorded as one row each, without their kernels: "
@@ -238,7 +238,7 @@ def _ops_of_kind(
     else:
         name = "[CUDA memset]" if kind == MEMSET else "[CUDA graph]"
         rows["name_id"] = np.full(len(rows["pid"]), strings.id(name))
-    return filled(OPS_COLUMNS, len(rows["pid"]), rows | {"kind": np.full(len(rows["pid"]), kind)})
+    return filled(OPS_COLUMNS, rows | {"kind": np.full(len(rows["pid"]), kind)})
 
 
 def end_in_time(export: Export, table: str, rows: dict[str, np.ndarray]) -> None:
@@ -266,12 +266,12 @@ def _calls_of(export: Export, strings: StringIds, table: str, needed: dict[str, 
     rows = export.integers(table, needed, {"name_id": "nameId"})
     end_in_time(export, table, rows)
     rows |= ids_of(rows["global_tid"]) | {"name_id": strings.indices(rows["name_id"])}
-    return filled(API_COLUMNS, len(rows["pid"]), rows)
+    return filled(API_COLUMNS, rows)
 
 
 def read_waits(export: Export) -> Table:
     rows = export.integers(PREFIX + "SYNCHRONIZATION", _DEVICE_SIDE)
-    return filled(SYNC_COLUMNS, len(rows["corr"]), rows | {"pid": host_pid_of(rows["global_pid"])})
+    return filled(SYNC_COLUMNS, rows | {"pid": host_pid_of(rows["global_pid"])})
 
 
 def read_graph_nodes(export: Export) -> Table:
@@ -279,6 +279,6 @@ def read_graph_nodes(export: Export) -> Table:
     table = "CUDA_GRAPH_NODE_EVENTS"
     needed = {"start_ns": "start", "global_tid": "globalTid", "node": "graphNodeId"}
     if not set(needed.values()) <= export.tables.get(table, set()):
-        return filled(NODE_COLUMNS, 0, {})
+        return filled(NODE_COLUMNS)
     rows = export.integers(table, needed, {"original": "originalGraphNodeId"})
-    return filled(NODE_COLUMNS, len(rows["node"]), rows | ids_of(rows["global_tid"]))
+    return filled(NODE_COLUMNS, rows | ids_of(rows["global_tid"]))

@@ -35,7 +35,7 @@ from lab.recordings.capture import (
 )
 from lab.recordings.lacks import Axis, Lack
 from lab.recordings.sqlite import lookup
-from lab.recordings.tables import Table, concat
+from lab.recordings.tables import Table
 from lab.recordings.xplane.planes import Columns, Plane, Space, read_space
 from lab.stats.columns import per_distinct
 
@@ -100,7 +100,6 @@ def gpu_rows(plane: Plane, device: int, profile_ns: int, problems: list[str]) ->
     }
     return filled(
         HLO_OPS,
-        len(rows),
         {name: column[rows] for name, column in columns.items()} | plane.times(rows, profile_ns),
     )
 
@@ -185,7 +184,7 @@ def load(path: Path | str) -> Capture:
     pids = [pid for plane in hosts if isinstance(pid := plane.about().get("process_id"), int)]
     api, ranges = _host_tables(hosts, profile_ns)
     parts = [gpu_rows(plane, device, profile_ns, problems) for device, plane in gpus]
-    ops, operators = _with_operators(concat([part.as_dict() for part in parts], HLO_OPS), api)
+    ops, operators = _with_operators(filled(HLO_OPS, *parts), api)
     devices = tuple(device_of(device, plane.about()) for device, plane in gpus)
     is_amd = any(plane.about().get("device_vendor") == "AMD" for _, plane in gpus)
     return Capture(
@@ -193,7 +192,7 @@ def load(path: Path | str) -> Capture:
         collector="xplane",
         ops=ops,
         api=api,
-        ranges=concat([ranges.as_dict(), operators.as_dict()], RANGE_COLUMNS),
+        ranges=filled(RANGE_COLUMNS, ranges, operators),
         strings=strings.texts,
         devices=devices,
         problems=problems,
@@ -214,7 +213,7 @@ def _host_tables(hosts: Sequence[Plane], profile_ns: int) -> tuple[Table, Table]
 
     Frames of Python's stack and events without a duration are left out.
     """
-    calls, ranges = list[dict[str, np.ndarray]](), list[dict[str, np.ndarray]]()
+    calls, ranges = list[Table](), list[Table]()
     for plane in hosts:
         # Threads that are hashes may be below 0, which stands for a name elsewhere.
         threads = np.array([*(number & _MOST_THREAD for number, _ in plane.lines), -1])
@@ -235,8 +234,8 @@ def _host_tables(hosts: Sequence[Plane], profile_ns: int) -> tuple[Table, Table]
                 "name_id": _range_names(plane, rows, operator),
             }
             columns["text_id"] = columns["name_id"]
-            parts.append(filled(schema, len(rows), columns).as_dict())
-    return concat(calls, API_COLUMNS), concat(ranges, RANGE_COLUMNS)
+            parts.append(filled(schema, columns))
+    return filled(API_COLUMNS, *calls), filled(RANGE_COLUMNS, *ranges)
 
 
 def _range_names(plane: Plane, rows: np.ndarray, operator: np.ndarray) -> np.ndarray:
@@ -272,8 +271,8 @@ def _with_operators(ops: Table, api: Table) -> tuple[Table, Table]:
     names = ops.hlo_id[rows]
     fixed = {"process": np.zeros(len(rows)), "kind": np.full(len(rows), OP)}
     operators = on_thread | fixed | {"name_id": names, "text_id": names, "external_id": ids}
-    plain = {name: column for name, column in ops.as_dict().items() if name != "hlo_id"}
-    return Table(plain | {"external_id": external}), filled(RANGE_COLUMNS, len(rows), operators)
+    ops = filled(OPS_COLUMNS, ops.with_columns(external_id=external))
+    return ops, filled(RANGE_COLUMNS, operators)
 
 
 def _unread(space: Space, num_ops: int) -> Iterator[Lack]:
