@@ -21,7 +21,7 @@ from lab.recordings.capture import (
     Strings,
     by_process,
 )
-from lab.recordings.lacks import Lack, without_times
+from lab.recordings.lacks import Lack, missing
 from lab.recordings.tables import Table, filled
 from lab.stats.columns import distinct
 
@@ -180,12 +180,14 @@ def without_untimed(capture: Capture) -> Capture:
     if not untimed.any():
         return capture
     row = np.cumsum(~untimed) - 1
+    words = "have no time (start and end are 0) and were left out"
+    lack = missing("gpu", "hole", "Z", int(untimed.sum()), len(untimed), "GPU row", words)
     collectives = capture.collectives.where(~untimed[capture.collectives.kernel])
     return replace(
         capture,
         ops=capture.ops.where(~untimed),
         collectives=collectives.with_columns(kernel=row[collectives.kernel]),
-        lacks=(*capture.lacks, *without_times(int(untimed.sum()), len(untimed))),
+        lacks=(*capture.lacks, lack),
     )
 
 

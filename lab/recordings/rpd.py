@@ -32,7 +32,7 @@ from lab.recordings.capture import (
     by_process,
     filled,
 )
-from lab.recordings.rocm import Columns, Parts, blocks, copy_columns, json_object, narrow, sound_times
+from lab.recordings.rocm import Columns, Parts, blocks, copy_columns, json_object, narrow
 from lab.recordings.sqlite import Database, lookup
 from lab.recordings.tables import NO_SYMBOL, Table
 from lab.stats.columns import per_distinct
@@ -115,21 +115,22 @@ def load(path: Path | str) -> Capture:
     Raises MissingError without the file; BadDataError if it is truncated, damaged or holds values of wrong
     types.
     """
-    path = Path(path)
-    strings = Strings()
-    with sqlite.opened(path) as connection:
-        database = Database(connection, path)
+    parts = Parts(Path(path))
+    strings = parts.strings
+    with sqlite.opened(parts.path) as connection:
+        database = Database(connection, parts.path)
+        parts.problems = database.problems
         metadata = _metadata(database)
         strides = Strides(_whole(metadata.get("gpu_stride")), _whole(metadata.get("pid_stride")))
-        calls = _calls(database)
+        calls = _calls(database, parts)
         texts = _texts(database, calls)
-        ops, waits = _operations(database, strings, texts, calls, strides)
+        ops, waits = _operations(database, parts, texts, calls, strides)
         api, ranges = _api(database, strings, texts, calls)
         ops, waits = _with_ordinals(database, strides, ops, waits)
-    (ops, api, ranges, waits), processes = by_process([ops, api, ranges, waits])
-    parts = Parts([ops], [api], [ranges], [waits], [_local(process, strides) for process in processes])
-    parts.problems += database.problems
-    return parts.capture(path, "rpd", strings, metadata.get("schema_version"))
+    tables, processes = by_process([ops, api, ranges, waits])
+    parts.ops, parts.api, parts.ranges, parts.sync = ([table] for table in tables)
+    parts.processes += [_local(process, strides) for process in processes]
+    return parts.capture("rpd", metadata.get("schema_version"))
 
 
 def _with_ordinals(database: Database, strides: Strides, ops: Table, waits: Table) -> tuple[Table, Table]:
@@ -196,15 +197,15 @@ def _whole(text: str | None) -> int:
     return int(text) if text and text.isdecimal() else 0
 
 
-def _calls(database: Database) -> Columns:
+def _calls(database: Database, parts: Parts) -> Columns:
     needed = {name: name for name in ("id", "pid", "tid", "start", "end")} | {"name": "apiName_id"}
     optional = {"domain": "domain_id", "category": "category_id", "args": "args_id"}
     rows = database.integers("rocpd_api", needed, optional)
-    return rows | sound_times(database.path, "calls", rows["start"], rows["end"], database.problems)
+    return rows | parts.times("calls", rows)
 
 
 def _operations(
-    database: Database, strings: Strings, texts: dict[int, str], calls: Columns, strides: Strides
+    database: Database, parts: Parts, texts: dict[int, str], calls: Columns, strides: Strides
 ) -> tuple[Table, Table]:
     """Kernels, copies and fills; and the barriers, which are waits."""
     needed = {"id": "id", "device": "gpuId", "start": "start", "end": "end", "type": "opType_id"}
@@ -212,17 +213,17 @@ def _operations(
     links = database.integers("rocpd_api_ops", {"op": "op_id", "api": "api_id"})
     call = lookup(links["op"], links["api"], rows["id"])
     device = np.where(strides.gpu > 0, rows["device"] % max(strides.gpu, 1), rows["device"])
-    kinds, names = _kinds_and_names(database, strings, texts, rows)
+    kinds, names = _kinds_and_names(database, parts.strings, texts, rows)
     launch = _launches(database, calls, texts, call)
     stream = np.maximum(launch.pop("stream"), _streams(database, "rocpd_copyapi", call))
-    shared = sound_times(database.path, "operations", rows["start"], rows["end"], database.problems) | {
+    shared = parts.times("operations", rows) | {
         "device": narrow(device),
         "pid": lookup(calls["id"], calls["pid"], call),
         "corr": call,
         "stream": stream,
     }
     copy = database.integers("rocpd_copyapi", {"id": "api_ptr_id"}, {"size": "size"})
-    of_copy = copy_columns(strings.texts, names) | {"bytes": lookup(copy["id"], copy["size"], call)}
+    of_copy = copy_columns(parts.strings.texts, names) | {"bytes": lookup(copy["id"], copy["size"], call)}
     columns = {
         **shared,
         **{name: np.where(kinds == KERNEL, column, -1) for name, column in launch.items()},

@@ -78,7 +78,7 @@ def _frozen(column: np.ndarray) -> np.ndarray:
 
 
 def filled(schema: Schema, *parts: Mapping[str, np.ndarray] | Table) -> Table:
-    """One table of `schema` from parts, each with columns of equal length by name; -1 where a part lacks one."""
+    """One table of `schema` from parts with columns of equal length; -1 in the columns that a part lacks."""
     chunks = [part.as_dict() if isinstance(part, Table) else part for part in parts]
     lengths = [len(next(iter(chunk.values()), ())) for chunk in chunks]
 

@@ -14,7 +14,7 @@ import numpy as np
 from lab.core.words import printable
 from lab.errors import BadDataError
 from lab.recordings.capture import Capture, Device, Strings
-from lab.recordings.lacks import Axis, Lack
+from lab.recordings.lacks import Axis, Lack, doubt
 from lab.recordings.sqlite import Database, opened, quoted
 from lab.stats.columns import per_distinct
 
@@ -221,7 +221,7 @@ def stated_lacks(export: Export) -> tuple[Lack, ...]:
         text = (
             "nsys' own counts of events (DIAGNOSTIC_EVENT) are not in this export (trimmed, or an old nsys)"
         )
-        lacks.append(Lack("gpu", "all", "N", -1, 0, 0, None, text, unknown=True))
+        lacks.append(doubt("gpu", "N", text))
     if "StringIds" not in export.tables and (rows := _num_gpu_rows(export)):
         text = "the export has no StringIds: names of kernels, calls and ranges are unknown"
         lacks.append(Lack("ops", "all", "names", -1, rows, rows, 1.0, text))
@@ -241,7 +241,7 @@ def untraced_lacks(export: Export, names: Sequence[str]) -> tuple[Lack, ...]:
     if not is_untraced or not any(_MANAGED.match(name) for name in names):
         return ()
     text = "migrations of unified memory could not be traced on this machine"
-    return (Lack("gpu", "all", "T", -1, 0, 0, None, text, unknown=True, untraced=True),)
+    return (doubt("gpu", "T", text, untraced=True),)
 
 
 def losses(texts: Sequence[str]) -> Iterator[Lack]:
@@ -252,8 +252,7 @@ def losses(texts: Sequence[str]) -> Iterator[Lack]:
         if not loss or UNIFIED.search(text) or (_ELSEWHERE.search(text) and not subject):
             continue
         axis: Axis = "ops" if subject and subject[0].upper() == "NVTX" else "gpu"
-        words = f"nsys says: {printable(text.strip())[:300]}"
-        yield Lack(axis, "all", "N", -1, 0, 0, None, words, unknown=True)
+        yield doubt(axis, "N", f"nsys says: {printable(text.strip())[:300]}")
 
 
 def _num_gpu_rows(export: Export) -> int:

@@ -24,7 +24,7 @@ from lab.recordings.capture import (
     SYNC_COLUMNS,
     filled,
 )
-from lab.recordings.lacks import Lack
+from lab.recordings.lacks import Lack, missing
 from lab.recordings.nsys.export import PREFIX, Export, StringIds, among, host_pid_of, ids_of, tid_of
 from lab.recordings.tables import Table
 from lab.stats.columns import per_distinct
@@ -134,17 +134,13 @@ def never_closed(ranges: Table, texts: Sequence[str]) -> tuple[Lack, ...]:
     lost = inside & opened[:-1] & ~np.isin(key[order][:-1], list(recursive))
     if not (n := int(lost.sum())):
         return ()
-    text = (
-        f"{n:,} of {plural(len(pushed), 'range')} were never closed, first "
-        f"{_name(texts, ranges, rows, lost)}, though ranges of the same name follow on their thread: "
+    lost_rows = rows[:-1][lost]
+    name = texts[ranges.text_id[lost_rows[np.argmin(ranges.start_ns[lost_rows])]]]
+    words = (
+        f"were never closed, first {name!r}, though ranges of the same name follow on their thread: "
         "what ran later counts as theirs"
     )
-    return (Lack("ops", "hole", "O", -1, n, len(pushed), n / len(pushed), text),)
-
-
-def _name(texts: Sequence[str], ranges: Table, rows: np.ndarray, lost: np.ndarray) -> str:
-    lost_rows = rows[:-1][lost]
-    return repr(texts[ranges.text_id[lost_rows[np.argmin(ranges.start_ns[lost_rows])]]])
+    return (missing("ops", "hole", "O", n, len(pushed), "range", words),)
 
 
 def with_bare_names(ranges: Table, strings: StringIds) -> Table:

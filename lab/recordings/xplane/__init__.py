@@ -33,7 +33,7 @@ from lab.recordings.capture import (
     Strings,
     filled,
 )
-from lab.recordings.lacks import Axis, Lack
+from lab.recordings.lacks import Axis, Lack, doubt
 from lab.recordings.sqlite import lookup
 from lab.recordings.tables import Table
 from lab.recordings.xplane.planes import Columns, Plane, Space, read_space
@@ -281,9 +281,9 @@ def _unread(space: Space, num_ops: int) -> Iterator[Lack]:
         count, is_gpu = len(plane.line), _GPU.fullmatch(plane.name) is not None
         if count and not is_gpu and not plane.name.startswith(_HOST):
             text = f"{plural(count, 'row')} of {printable(plane.name)[:80]} not read: lab reads GPUs"
-            yield Lack("gpu", "all", "N", -1, count, num_ops + count, None, text, unknown=True)
+            yield doubt("gpu", "N", text, n=count, of=num_ops + count)
     if not num_ops and any(_GPU.fullmatch(plane.name) for plane in space.planes):
-        yield Lack("gpu", "all", "N", -1, 0, 0, None, "GPUs are named, but none of their rows", unknown=True)
+        yield doubt("gpu", "N", "GPUs are named, but none of their rows")
 
 
 def _words(space: Space, num_ops: int, num_calls: int) -> Iterator[Lack]:
@@ -301,5 +301,4 @@ def _words(space: Space, num_ops: int, num_calls: int) -> Iterator[Lack]:
             text = f"the profiler dropped {plural(count, 'event')}: {printable(reason)[:200]}"
             yield Lack(axis, "all", "N", -1, count, of, None, text)
         if not _DROPPED.search(words):
-            text = f"the profiler says: {printable(words.strip())[:300]}"
-            yield Lack("gpu", "all", "N", -1, 0, 0, None, text, unknown=True)
+            yield doubt("gpu", "N", f"the profiler says: {printable(words.strip())[:300]}")
