@@ -110,11 +110,7 @@ class Strides:
 
 
 def load(path: Path | str) -> Capture:
-    """Read one file, with its write-ahead log if that lies beside it.
-
-    Raises MissingError without the file; BadDataError if it is truncated, damaged or holds values of wrong
-    types.
-    """
+    """Read one file, with its write-ahead log if that lies beside it."""
     parts = Parts(Path(path))
     strings = parts.strings
     with sqlite.opened(parts.path) as connection:

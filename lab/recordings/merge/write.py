@@ -18,7 +18,7 @@ import numpy as np
 from lab.core.files import replacing
 from lab.recordings import views
 from lab.recordings.capture import Capture, shared_memory_bytes
-from lab.recordings.kineto.columns import STREAM_WAIT
+from lab.recordings.kineto import STREAM_WAIT
 from lab.recordings.kineto.decode import Args
 from lab.recordings.owners import first_index
 from lab.recordings.tables import KERNEL, Table

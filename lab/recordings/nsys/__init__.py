@@ -27,17 +27,11 @@ from lab.recordings.nsys.export import (
     among,
     check_presence,
     host_pid_of,
-    pid_of,
+    low_bits,
     read_devices,
     read_info,
     stated_lacks,
     untraced_lacks,
-)
-from lab.recordings.nsys.export import (
-    check as check,
-)
-from lab.recordings.nsys.export import (
-    is_folder as is_folder,
 )
 from lab.recordings.nsys.operations import (
     never_closed,
@@ -114,7 +108,7 @@ def _gpus(export: Export) -> dict[tuple[int, int], int]:
 def _faults(export: Export, table: str) -> dict[str, np.ndarray]:
     optional = {"global_pid": "globalPid", "pages": "numberOfPageFaults"}
     rows = export.integers(table, {"start_ns": "start"}, optional)
-    pid = pid_of(host_pid_of(rows["global_pid"]))
+    pid = low_bits(host_pid_of(rows["global_pid"]))
     return {"pid": pid, "start_ns": rows["start_ns"], "pages": np.maximum(rows["pages"], 1)}
 
 
@@ -122,11 +116,7 @@ REPORT_SUFFIXES = (".nsys-rep", ".qdrep")
 
 
 def load(path: Path | str) -> Capture:
-    """Read an export.
-
-    Raises MissingError without the file; BadDataError if it is empty, not SQLite, truncated, damaged, not an
-    nsys export, or of a schema with unknown columns.
-    """
+    """Read an export as SQLite."""
     path = Path(path)
     with opened(path) as connection:
         return capture_of(Export(connection, path))
@@ -173,7 +163,7 @@ def capture_of(export: Export) -> Capture:
 def _by_process(tables: Sequence[Table]) -> tuple[list[Table], tuple[Process, ...]]:
     """The tables and processes with plain pids, told apart by machine and pid."""
     keyed, processes = by_process(tables)
-    plain = [Table({**table.as_dict(), "pid": pid_of(table.pid)}) for table in keyed]
+    plain = [table.with_columns(pid=low_bits(table.pid)) for table in keyed]
     hosts = {process.pid >> 24 for process in processes if process.pid is not None}
     return plain, tuple(
         process

@@ -95,7 +95,7 @@ def is_folder(names: Collection[str]) -> bool:
 
 
 def check(path: Path | str) -> None:
-    """Raise what `load` raises for a file that is not a readable export, without reading its rows."""
+    """Raise what `nsys.load` raises for a file that is no readable export, without reading its rows."""
     with opened(Path(path)) as connection:
         Export(connection, Path(path)).check()
 
@@ -107,14 +107,11 @@ def host_pid_of(packed: np.ndarray) -> np.ndarray:
 
 def ids_of(packed: np.ndarray) -> dict[str, np.ndarray]:
     """pid, with the machine's number, and tid (n,) of globalTid."""
-    return {"pid": host_pid_of(packed), "tid": tid_of(packed)}
+    return {"pid": host_pid_of(packed), "tid": low_bits(packed)}
 
 
-def pid_of(host_pid: np.ndarray) -> np.ndarray:
-    return np.where(host_pid < 0, -1, host_pid & 0xFFFFFF)
-
-
-def tid_of(packed: np.ndarray) -> np.ndarray:
+def low_bits(packed: np.ndarray) -> np.ndarray:
+    """The thread (n,) of a globalTid, or the plain process id of a `host_pid_of`."""
     return np.where(packed < 0, -1, packed & 0xFFFFFF)
 
 

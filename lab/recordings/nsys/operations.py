@@ -25,7 +25,7 @@ from lab.recordings.capture import (
     filled,
 )
 from lab.recordings.lacks import Lack, missing
-from lab.recordings.nsys.export import PREFIX, Export, StringIds, among, host_pid_of, ids_of, tid_of
+from lab.recordings.nsys.export import PREFIX, Export, StringIds, among, host_pid_of, ids_of, low_bits
 from lab.recordings.tables import Table
 from lab.stats.columns import per_distinct
 
@@ -59,7 +59,7 @@ def read_ranges(export: Export, strings: StringIds) -> Table:
     end_in_time(export, "NVTX_EVENTS", rows)
     rows |= ids_of(rows["global_tid"]) | {
         "kind": np.where(np.isin(rows["type"], (_PUSH_POP, _OLD_PUSH_POP)), PUSH_POP, START_END),
-        "end_tid": tid_of(np.where(rows["end_global_tid"] > 0, rows["end_global_tid"], -1)),
+        "end_tid": low_bits(np.where(rows["end_global_tid"] > 0, rows["end_global_tid"], -1)),
         "text_id": _texts(export, strings, rows),
         "domain": _domains(export, strings, rows),
     }

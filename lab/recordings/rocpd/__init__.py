@@ -19,9 +19,6 @@ from lab.recordings.capture import Capture
 from lab.recordings.lacks import Lack, doubt, missing
 from lab.recordings.rocm import Parts
 from lab.recordings.rocpd.rows import (
-    TABLE as TABLE,
-)
-from lab.recordings.rocpd.rows import (
     Section,
     add_calls,
     add_copies,
@@ -32,11 +29,7 @@ from lab.recordings.tables import Table
 
 
 def load(path: Path | str) -> Capture:
-    """Read one database, of one or several processes.
-
-    Raises MissingError without the file; BadDataError if it is truncated, damaged, holds values of wrong
-    types, or has no table of kernel dispatches.
-    """
+    """Read one database, of one or several processes."""
     parts, nodes = Parts(Path(path)), set[int]()
     with sqlite.opened(parts.path) as connection:
         database = sqlite.Database(connection, parts.path)

@@ -140,11 +140,7 @@ _FIX = "record or copy the file again"
 
 
 def read_document(path: Path) -> list[Element]:
-    """The elements of a file, plain or gzip, its rows still as text.
-
-    Raises MissingError without the file; BadDataError if it is truncated, damaged, larger than MOST_BYTES or
-    not what the tool writes.
-    """
+    """The elements of a file, its rows still as text."""
     text = read_whole(path, MOST_BYTES, "record with --output-format rocpd")
     try:
         document = msgspec.json.decode(text.removeprefix(b"\xef\xbb\xbf"), type=_Document)
@@ -155,10 +151,7 @@ def read_document(path: Path) -> list[Element]:
 
 
 def read_columns(element: Element, record: str, path: Path) -> Columns:
-    """Columns (n,) of int64 of an element's rows; record is `call`, `dispatch` or `copy`.
-
-    Raises BadDataError for rows that are not what the tool writes.
-    """
+    """Columns (n,) of int64 of an element's rows; record is `call`, `dispatch` or `copy`."""
     rows: list[Any] = []
     for domain, text in element.buffer_records.items():
         if domain in _DOMAINS[record]:
@@ -174,11 +167,7 @@ def read_columns(element: Element, record: str, path: Path) -> Columns:
 
 
 def load(path: Path | str) -> Capture:
-    """Read one file, plain or gzip.
-
-    Raises MissingError without the file; BadDataError if it is truncated, damaged, or has rows that the tool
-    does not write.
-    """
+    """Read one file, plain or gzip."""
     parts = Parts(Path(path))
     for process, element in enumerate(read_document(parts.path)):
         _add(element, process, parts)

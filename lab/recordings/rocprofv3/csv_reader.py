@@ -8,19 +8,20 @@ order.
 from __future__ import annotations
 
 import csv
-import gzip
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from io import StringIO
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
 from lab.errors import BadDataError
 from lab.recordings.capture import Capture, Device
+from lab.recordings.pieces import read_whole
 from lab.recordings.rocm import MARKERS, Columns, Parts
 
+MOST_BYTES = 2 << 30
 HEADER = (b"Kernel_Name", b"Start_Timestamp", b"End_Timestamp")
 _CALLS = ("hip_api", "hip_runtime_api", "hip_compiler_api", "hsa_api", "rccl_api")
 _KERNELS = re.compile(r"(?P<stem>.*)kernel_trace\.csv(?P<gz>\.gz)?")
@@ -37,7 +38,7 @@ def is_kernel_trace(start: bytes) -> bool:
 
 
 def load_csv(path: Path) -> Capture:
-    """Read a kernel trace and its neighbours. Raises BadDataError for a row that does not fit its header."""
+    """Read a kernel trace and its neighbours."""
     parts = Parts(path)
     kernels = _Rows.of(path, ("Kernel_Name", "Agent_Id", "Dispatch_Id", *_TIMES))
     copies = _Rows.of(_beside(path, "memory_copy_trace"), _TIMES)
@@ -76,22 +77,21 @@ class _Rows:
         """Raises BadDataError without the columns `needed`, or for a row that does not fit the header."""
         if path is None:
             return _Rows(Path())
-        opened: Any = gzip.open if path.name.endswith(".gz") else open
         try:
-            with opened(path, "rt", encoding="utf-8", newline="") as file:
-                reader, cells = csv.DictReader(file), []
-                if absent := [name for name in needed if name not in (reader.fieldnames or ())]:
-                    problem = f"no column {', '.join(absent)}: not what rocprofv3 writes"
-                    raise BadDataError(problem, location=path)
-                for row in reader:
-                    if None in row or None in row.values():
-                        raise BadDataError(
-                            "a row has not as many fields as the header",
-                            location=f"{path}, line {reader.line_num}",
-                            fix="the file was cut off: record again, or remove its last line",
-                        )
-                    cells.append(row)
-        except (csv.Error, UnicodeDecodeError, EOFError, OSError) as error:
+            text = StringIO(read_whole(path, MOST_BYTES).decode("utf-8"), newline="")
+            reader, cells = csv.DictReader(text), []
+            if absent := [name for name in needed if name not in (reader.fieldnames or ())]:
+                problem = f"no column {', '.join(absent)}: not what rocprofv3 writes"
+                raise BadDataError(problem, location=path)
+            for row in reader:
+                if None in row or None in row.values():
+                    raise BadDataError(
+                        "a row has not as many fields as the header",
+                        location=f"{path}, line {reader.line_num}",
+                        fix="the file was cut off: record again, or remove its last line",
+                    )
+                cells.append(row)
+        except (csv.Error, UnicodeDecodeError) as error:
             raise BadDataError(f"not a CSV of rocprofv3: {error}", location=path) from error
         return _Rows(path, cells)
 

@@ -170,10 +170,7 @@ _DROPPED = re.compile(r"(\d{1,18}) events dropped because ([^;.]*)")
 
 
 def load(path: Path | str) -> Capture:
-    """Read the GPUs and the host of one file.
-
-    Raises MissingError without the file; BadDataError if it is truncated, damaged or has no planes.
-    """
+    """Read the GPUs and the host of one file."""
     path, strings = Path(path), Strings()
     space = read_space(path, strings)
     if not space.planes:

@@ -283,10 +283,7 @@ class Space:
 
 
 def read_space(path: Path, strings: Strings) -> Space:
-    """Read one file, plain or gzip.
-
-    Raises MissingError where it cannot be read; BadDataError where it is truncated, damaged or too large.
-    """
+    """Read one file, plain or gzip."""
     data = padded(read_whole(path, MOST_BYTES))
     try:
         space = fields(data, np.array([0]), np.array([len(data) - PADDING]))
