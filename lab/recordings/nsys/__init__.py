@@ -25,7 +25,6 @@ from lab.recordings.nsys.export import (
     Export,
     StringIds,
     among,
-    check_presence,
     host_pid_of,
     low_bits,
     read_devices,
@@ -33,16 +32,7 @@ from lab.recordings.nsys.export import (
     stated_lacks,
     untraced_lacks,
 )
-from lab.recordings.nsys.operations import (
-    never_closed,
-    read_api_calls,
-    read_graph_nodes,
-    read_operations,
-    read_os_calls,
-    read_ranges,
-    read_waits,
-    with_bare_names,
-)
+from lab.recordings.nsys.operations import never_closed, read_tables, with_bare_names
 from lab.recordings.sqlite import opened
 from lab.recordings.tables import Table
 
@@ -127,15 +117,7 @@ def capture_of(export: Export) -> Capture:
     export.check()
     lacks = stated_lacks(export)
     strings = StringIds(export)
-    read = [
-        read_operations(export, strings),
-        read_api_calls(export, strings),
-        read_ranges(export, strings),
-        read_waits(export),
-        read_os_calls(export, strings),
-        read_graph_nodes(export),
-    ]
-    (ops, api, ranges, sync, osrt, nodes), processes = _by_process(read)
+    (ops, api, ranges, sync, osrt, nodes), processes = _by_process(read_tables(export, strings))
     meta = export.pairs("META_DATA_EXPORT")
     capture = Capture(
         source=export.path,
@@ -156,7 +138,9 @@ def capture_of(export: Export) -> Capture:
         lacks=lacks + never_closed(ranges, strings.texts) + untraced_lacks(export, strings.texts),
         device_events=read_device_events(export),
     )
-    check_presence(capture)
+    for rows, name in ((capture.kernels, "kernels"), (capture.ranges.kind >= 0, "NVTX ranges")):
+        if not rows.any():
+            capture.problems.append(f"no {name} were recorded")
     return capture
 
 

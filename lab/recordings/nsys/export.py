@@ -13,7 +13,7 @@ import numpy as np
 
 from lab.core.words import printable
 from lab.errors import BadDataError
-from lab.recordings.capture import Capture, Device, Strings
+from lab.recordings.capture import Device, Strings
 from lab.recordings.lacks import Axis, Lack, doubt
 from lab.recordings.sqlite import Database, opened, quoted
 from lab.stats.columns import per_distinct
@@ -255,10 +255,3 @@ def losses(texts: Sequence[str]) -> Iterator[Lack]:
 def _num_gpu_rows(export: Export) -> int:
     """How many kernels, copies and calls the export has."""
     return sum(export.count(table) for table in _CUDA if table in export.tables)
-
-
-def check_presence(capture: Capture) -> None:
-    if not capture.kernels.any():
-        capture.problems.append("no kernels were recorded")
-    if not len(capture.ranges):
-        capture.problems.append("no NVTX ranges were recorded")

@@ -37,6 +37,19 @@ _RANGES = among("eventType", (_PUSH_POP, _START_END, _OLD_PUSH_POP, _OLD_START_E
 Columns = dict[str, np.ndarray]
 
 
+def read_tables(export: Export, strings: StringIds) -> list[Table]:
+    """Read ops, api, ranges, sync, osrt and nodes; their pid holds the machine's number, too."""
+    return [
+        read_operations(export, strings),
+        _calls_of(export, strings, PREFIX + "RUNTIME", {"corr": "correlationId"}),
+        read_ranges(export, strings),
+        read_waits(export),
+        # Calls of the operating system's libraries, where they were traced (`--trace=osrt`).
+        _calls_of(export, strings, "OSRT_API", {}),
+        read_graph_nodes(export),
+    ]
+
+
 def read_ranges(export: Export, strings: StringIds) -> Table:
     """Push/pop and start/end ranges, and which were `still_open` at the end."""
     schema = RANGE_COLUMNS | {"still_open": np.int8}
@@ -246,15 +259,6 @@ def end_in_time(export: Export, table: str, rows: dict[str, np.ndarray]) -> None
             f"{table}: {plural(int(backward.sum()), 'row')} without a valid end, counted as 0 ns long"
         )
         rows["end_ns"] = np.where(backward, rows["start_ns"], rows["end_ns"])
-
-
-def read_api_calls(export: Export, strings: StringIds) -> Table:
-    return _calls_of(export, strings, PREFIX + "RUNTIME", {"corr": "correlationId"})
-
-
-def read_os_calls(export: Export, strings: StringIds) -> Table:
-    """Calls of the operating system's libraries, where they were traced (`--trace=osrt`)."""
-    return _calls_of(export, strings, "OSRT_API", {})
 
 
 def _calls_of(export: Export, strings: StringIds, table: str, needed: dict[str, str]) -> Table:
