@@ -45,30 +45,27 @@ def combined(source: Path, captures: Sequence[Capture]) -> Capture:
         ids_so_far |= ids
         members.append((capture, start))
         start += len(capture.processes)
-    translate = [np.array([*map(strings.id, capture.strings), -1], dtype=np.int32) for capture, _ in members]
-
-    def together(name: str) -> Table:
-        parts = zip(members, translate, strict=True)
-        moved = [_moved(getattr(capture, name), start, ids) for (capture, start), ids in parts]
-        return filled(PROCESS_TABLES[name], *moved)
-
+    parts: dict[str, list[Table]] = {name: [] for name in PROCESS_TABLES}
     devices: list[Device] = []
     lacks: list[Lack] = []
     processes: list[Process] = []
     for capture, start in members:
+        ids_of_texts = np.array([*map(strings.id, capture.strings), -1], dtype=np.int32)
+        for name, tables in parts.items():
+            table: Table = getattr(capture, name)
+            texts = {column: ids_of_texts[getattr(table, column)] for column in table if column in _TEXTS}
+            tables.append(table.with_columns(**texts, process=table.process + start))
         devices += [replace(device, process=_shifted(device.process, start)) for device in capture.devices]
         lacks += [
             msgspec.structs.replace(lack, process=_shifted(lack.process, start)) for lack in capture.lacks
         ]
         processes += capture.processes
     leader = members[0][0]
-    tables: dict[str, Any] = {name: together(name) for name in PROCESS_TABLES}
-    return Capture(
+    together: dict[str, Any] = {name: filled(PROCESS_TABLES[name], *tables) for name, tables in parts.items()}
+    return replace(
+        leader,
         source=source,
-        collector=leader.collector,
-        version=leader.version,
-        schema=leader.schema,
-        **tables,
+        **together,
         strings=strings.texts,
         devices=tuple(devices),
         problems=problems,
@@ -76,11 +73,6 @@ def combined(source: Path, captures: Sequence[Capture]) -> Capture:
         processes=tuple(processes),
         lacks=tuple(lacks),
     )
-
-
-def _moved(table: Table, start: int, ids: np.ndarray) -> dict[str, np.ndarray]:
-    columns = {name: ids[column] if name in _TEXTS else column for name, column in table.as_dict().items()}
-    return columns | {"process": table.process + start}
 
 
 def _shifted(process: int, start: int) -> int:

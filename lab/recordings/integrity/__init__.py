@@ -175,29 +175,21 @@ def _gpu_rows(of: Capture, process: int, due: np.ndarray, rows: int) -> list[Lac
         return [Lack("gpu", "all", rule, process, len(due), len(due), 1.0, text)]
     # The window explains a head (rows before it are dropped with a log line only: pytorch/pytorch#192021) and
     # a tail. No sound recording among those tested has a hole.
-    index = np.arange(len(due))
-    first_hit, last_hit = int(hit.argmax()), len(due) - 1 - int(hit[::-1].argmax())
-    parts: list[tuple[Place, np.ndarray]] = [
-        ("head", index < first_hit),
-        ("hole", (index > first_hit) & (index < last_hit)),
-        ("tail", index > last_hit),
-    ]
+    begin, end = np.flatnonzero(hit)[[0, -1]].tolist()
+    runs = int((np.diff((~hit[begin:end]).astype(np.int8)) == 1).sum())
+    places: tuple[tuple[Place, np.ndarray, str], ...] = (
+        ("head", hit[:begin], ""),
+        ("hole", hit[begin:end], f", at {plural(runs, 'place')}"),
+        ("tail", hit[end:], ""),
+    )
     lacks = []
-    for place, mask in parts:
-        n = int((mask & ~hit).sum())
-        if n:
+    for place, hits, where in places:
+        if n := int((~hits).sum()):
             share = n / len(due)
-            text = (
-                f"{n:,} of {plural(len(due), 'launch')} ({share:.1%}) without a GPU row, {_WHEN[place]}"
-                + _runs(~hit & mask, place)
-            )
+            due_text = plural(len(due), "launch")
+            text = f"{n:,} of {due_text} ({share:.1%}) without a GPU row, {_WHEN[place]}{where}"
             lacks.append(Lack("gpu", place, "G", process, n, len(due), share, text))
     return lacks
-
-
-def _runs(lost: np.ndarray, place: Place) -> str:
-    runs = int((np.diff(lost.astype(np.int8), prepend=0) == 1).sum())
-    return f", at {plural(runs, 'place')}" if place == "hole" else ""
 
 
 def _host_rows(of: Capture, process: int, ops: np.ndarray, api: np.ndarray) -> list[Lack]:

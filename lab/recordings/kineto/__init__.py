@@ -136,7 +136,8 @@ class Columns:
         self._kind_of = Lookup(lambda cat: GPU_KINDS[cat.lower()])
         self._num_unread: Counter[str] = Counter()  # slices that go to no table, by category
         self._geometry: dict[int, tuple[int, ...]] = {}  # by correlation, where the launch has it
-        self._named: dict[tuple[str, int, int], int] = {}  # by kind, pid and tid
+        self._threads: dict[tuple[int, int], int] = {}  # pid and tid -> name
+        self._processes: dict[int, list[int]] = {}  # pid -> name and labels
 
     def feed(self, piece: Piece) -> None:
         """Append the rows of one piece; raises BadDataError for text that is not JSON."""
@@ -199,8 +200,8 @@ class Columns:
             lacks=lacks,
             meta=meta,
             truncated=self._pieces.cut is not None,
-            thread_names=self._names_of(THREAD_COLUMNS),
-            process_names=self._names_of(PROCESS_COLUMNS),
+            thread_names=_named(THREAD_COLUMNS, [(*key, name) for key, name in self._threads.items()]),
+            process_names=_named(PROCESS_COLUMNS, [(pid, *names) for pid, names in self._processes.items()]),
             gpu_ranges=filled(SLICE_COLUMNS, ranges.where(ranges.on_gpu)),
             **{name: tables[name] for name in ("collectives", "comm_ops", "flows", "modules", "waits")},
         )
@@ -322,20 +323,17 @@ class Columns:
             kind, text = event.name, event.args.labels if event.name == "process_labels" else event.args.name
             if kind in ("process_name", "process_labels", "thread_name") and bytes(text):
                 tid = self._ids.of_number[event.tid] if kind == "thread_name" else 0
-                name = clean_text(self._ids.value(bytes(text)))
-                self._named[kind, self._ids.of_number[event.pid], tid] = self._ids.strings[name]
+                name = self._ids.strings[clean_text(self._ids.value(bytes(text)))]
+                pid = self._ids.of_number[event.pid]
+                if kind == "thread_name":
+                    self._threads[pid, tid] = name
+                else:
+                    self._processes.setdefault(pid, [-1, -1])[kind == "process_labels"] = name
 
-    def _names_of(self, schema: Schema) -> Table:
-        """The named threads or processes."""
-        threads = [(pid, tid, n) for (kind, pid, tid), n in self._named.items() if kind == "thread_name"]
-        pids = dict.fromkeys(pid for kind, pid, _ in self._named if kind != "thread_name")
-        processes = [
-            (pid, *(self._named.get((kind, pid, 0), -1) for kind in ("process_name", "process_labels")))
-            for pid in pids
-        ]
-        rows = threads if schema is THREAD_COLUMNS else processes
-        columns = np.array(rows, dtype=np.int64).reshape(-1, 3).T
-        return filled(schema, dict(zip(schema, columns, strict=True)))
+
+def _named(schema: Schema, rows: list[tuple[int, ...]]) -> Table:
+    columns = np.array(rows, dtype=np.int64).reshape(-1, len(schema)).T
+    return filled(schema, dict(zip(schema, columns, strict=True)))
 
 
 def _ranges_of(annotations: Table, operators: Table, strings: Strings) -> Table:

@@ -60,7 +60,7 @@ class EventIndices:
                 self._numbers.append(numbers[numbers >= 0])
                 self._of_operators.append(np.full(len(self._numbers[-1]), table in _OPERATORS))
 
-    def lacks(self, owners_here: Callable[[], bool] = lambda: False) -> tuple[Lack, ...]:
+    def lacks(self, owners_here: Callable[[], bool]) -> tuple[Lack, ...]:
         """What is missing up to the largest number; events after it cannot be known.
 
         owners_here(): every GPU row still has its operator, so the trace was thinned with care, and nothing

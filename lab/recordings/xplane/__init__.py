@@ -40,6 +40,7 @@ from lab.recordings.xplane.planes import Columns, Plane, Space, read_space
 from lab.stats.columns import per_distinct
 
 _STREAM = re.compile(r"Stream #?\d+")  # other lines of a GPU repeat its rows by step, module or operation
+_KINDS = {"Memcpy": MEMCPY, "Memset": MEMSET}  # by the begin of a name
 # The stat with a GPU row's details, and the kind of such a row; -1: bookkeeping of memory.
 _DETAILS = {
     "kernel_details": KERNEL,
@@ -106,17 +107,13 @@ def gpu_rows(plane: Plane, device: int, profile_ns: int, problems: list[str]) ->
 
 def _kinds_and_details(plane: Plane) -> tuple[np.ndarray, np.ndarray]:
     """The kind (n,) of each GPU row, -1 for bookkeeping of memory, and the text id (n,) of its details."""
-    kind = np.maximum(plane.by_text(plane.name_id, _kind_by_name), KERNEL)
+    kind = np.maximum(plane.by_text(plane.name_id, lambda name: _KINDS.get(name[:6], KERNEL)), KERNEL)
     details = np.full(len(kind), -1, dtype=np.int64)
     for key, kind_of_key in _DETAILS.items():
         ids = plane.texts(key)
         kind[ids >= 0] = kind_of_key
         details = np.maximum(details, ids)
     return kind, details
-
-
-def _kind_by_name(name: str) -> int:
-    return MEMCPY if name.startswith("Memcpy") else MEMSET if name.startswith("Memset") else KERNEL
 
 
 def _digits(text: str) -> int:
