@@ -13,14 +13,11 @@ import numpy as np
 from lab.core.words import first_few, plural
 from lab.errors import BadDataError
 from lab.recordings.capture import (
-    API_COLUMNS,
     KERNEL,
     MEMCPY,
-    OPS_COLUMNS,
+    PROCESS_TABLES,
     PUSH_POP,
-    RANGE_COLUMNS,
     START_END,
-    SYNC_COLUMNS,
     Capture,
     Device,
     Process,
@@ -51,10 +48,7 @@ class Parts:
 
     path: Path
     strings: Strings = field(default_factory=Strings)
-    ops: list[Table] = field(default_factory=list)
-    api: list[Table] = field(default_factory=list)
-    ranges: list[Table] = field(default_factory=list)
-    sync: list[Table] = field(default_factory=list)
+    tables: dict[str, list[Table]] = field(default_factory=lambda: {name: [] for name in PROCESS_TABLES})
     processes: list[Process] = field(default_factory=list)
     devices: list[Device] = field(default_factory=list)
     lacks: list[Lack] = field(default_factory=list)
@@ -76,6 +70,11 @@ class Parts:
             )
         return {"start_ns": start, "end_ns": np.maximum(start, end)}
 
+    def _add(self, name: str, rows: Columns) -> Table:
+        table = filled(PROCESS_TABLES[name], rows)
+        self.tables[name].append(table)
+        return table
+
     def add_kernels(self, rows: Columns) -> Table:
         """Add dispatches (n,).
 
@@ -91,8 +90,7 @@ class Parts:
             **{f"block_{axis}": narrow(rows[f"block_{axis}"]) for axis in "xyz"},
             **{f"grid_{axis}": blocks(rows[f"items_{axis}"], rows[f"block_{axis}"]) for axis in "xyz"},
         }
-        self.ops.append(filled(OPS_COLUMNS, rows | columns | _graph_columns(rows)))
-        return self.ops[-1]
+        return self._add("ops", rows | columns | _graph_columns(rows))
 
     def add_copies(self, rows: Columns) -> None:
         """Add copies (n,), on the GPU that they reached, else on the one they left.
@@ -101,7 +99,7 @@ class Parts:
         """
         device = np.where(rows["target"] >= 0, rows["target"], rows["origin"])
         columns = copy_columns(self.strings.texts, rows["name_id"]) | {"device": device}
-        self.ops.append(filled(OPS_COLUMNS, rows | columns | _graph_columns(rows)))
+        self._add("ops", rows | columns | _graph_columns(rows))
 
     def add_calls(
         self, rows: Columns, is_mark: np.ndarray, message_of: Callable[[int], str | None] = lambda _: None
@@ -120,10 +118,9 @@ class Parts:
         text_id = np.array([strings.id(text) for text in texts], dtype=np.int32)
         name_id, seq = strings.stripped(text_id)
         kinds = np.array([START_END if call in _START_STOP else PUSH_POP for call in calls], dtype=np.int8)
-        ranges = filled(RANGE_COLUMNS, rows).take(marks)
-        self.ranges.append(ranges.with_columns(text_id=text_id, name_id=name_id, seq=seq, kind=kinds))
-        self.api.append(filled(API_COLUMNS, rows).where(~is_mark))
-        return self.api[-1]
+        marked = {name: column[marks] for name, column in rows.items()}
+        self._add("ranges", marked | {"text_id": text_id, "name_id": name_id, "seq": seq, "kind": kinds})
+        return self._add("api", {name: column[~is_mark] for name, column in rows.items()})
 
     def judge(self, process: int, ids: np.ndarray, *, calls: bool) -> None:
         """Judge the dispatch ids (n,) of a process, which count 1, 2, 3, ...
@@ -158,10 +155,7 @@ class Parts:
             source=self.path,
             collector=collector,
             schema=schema,
-            ops=filled(OPS_COLUMNS, *self.ops),
-            api=filled(API_COLUMNS, *self.api),
-            ranges=filled(RANGE_COLUMNS, *self.ranges),
-            sync=filled(SYNC_COLUMNS, *self.sync),
+            **{name: filled(PROCESS_TABLES[name], *parts) for name, parts in self.tables.items()},
             strings=self.strings.texts,
             devices=tuple(self.devices),
             problems=self.problems,

@@ -124,7 +124,8 @@ def load(path: Path | str) -> Capture:
         api, ranges = _api(database, strings, texts, calls)
         ops, waits = _with_ordinals(database, strides, ops, waits)
     tables, processes = by_process([ops, api, ranges, waits])
-    parts.ops, parts.api, parts.ranges, parts.sync = ([table] for table in tables)
+    for name, table in zip(("ops", "api", "ranges", "sync"), tables, strict=True):
+        parts.tables[name].append(table)
     parts.processes += [_local(process, strides) for process in processes]
     return parts.capture("rpd", metadata.get("schema_version"))
 

@@ -118,15 +118,12 @@ def merge_captures(
 @contextmanager
 def _packed(target: Path) -> Iterator[IO[bytes]]:
     """A file that appears once it is complete, gzip where its name ends so; equal input, equal bytes."""
-    if target.suffix != ".gz":
-        with replacing(target) as file:
+    with replacing(target) as file:
+        if target.suffix != ".gz":
             yield file
-        return
-    with (
-        replacing(target) as file,
-        packer.GzipFile(filename="", mode="wb", fileobj=file, compresslevel=2, mtime=0) as gz,
-    ):
-        yield gz
+            return
+        with packer.GzipFile(filename="", mode="wb", fileobj=file, compresslevel=2, mtime=0) as gz:
+            yield gz
 
 
 def _frame(ranks: Mapping[int, Capture], base_ns: int, absent: Sequence[int]) -> dict[str, Any]:

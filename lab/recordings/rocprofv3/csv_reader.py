@@ -20,6 +20,7 @@ from lab.errors import BadDataError
 from lab.recordings.capture import Capture, Device
 from lab.recordings.pieces import read_whole
 from lab.recordings.rocm import MARKERS, Columns, Parts
+from lab.recordings.tables import Table
 
 MOST_BYTES = 2 << 30
 HEADER = (b"Kernel_Name", b"Start_Timestamp", b"End_Timestamp")
@@ -48,11 +49,10 @@ def load_csv(path: Path) -> Capture:
     parts.devices += devices.values()
     _add_kernels(kernels, devices, parts)
     _add_copies(copies, devices, parts)
-    for rows in (*calls, marks):
-        _add_calls(rows, parts)
+    api = [_add_calls(rows, parts) for rows in (*calls, marks)]
     # Of the marker's calls, those of its core domain are ranges, with their message as Function.
-    parts.api, parts.ranges = parts.api[:-1], parts.ranges[-1:]
-    parts.judge(0, kernels.numbers("Dispatch_Id"), calls=any(len(api) for api in parts.api))
+    parts.tables |= {"api": api[:-1], "ranges": parts.tables["ranges"][-1:]}
+    parts.judge(0, kernels.numbers("Dispatch_Id"), calls=any(map(len, api[:-1])))
     return parts.capture("rocprofv3", "csv")
 
 
@@ -176,10 +176,12 @@ def _add_copies(rows: _Rows, devices: dict[str, Device], parts: Parts) -> None:
     parts.add_copies(columns)
 
 
-def _add_calls(rows: _Rows, parts: Parts) -> None:
+def _add_calls(rows: _Rows, parts: Parts) -> Table:
     columns = rows.shared("calls", parts) | {
         "name_id": rows.ids("Function", parts.strings.id),
         "pid": rows.numbers("Process_Id"),
         "tid": rows.numbers("Thread_Id"),
     }
-    parts.add_calls(columns, np.array([domain in MARKERS for domain in rows.texts("Domain")], dtype=bool))
+    return parts.add_calls(
+        columns, np.array([domain in MARKERS for domain in rows.texts("Domain")], dtype=bool)
+    )
