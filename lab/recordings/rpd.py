@@ -119,8 +119,13 @@ def load(path: Path | str) -> Capture:
         metadata = _metadata(database)
         strides = Strides(_whole(metadata.get("gpu_stride")), _whole(metadata.get("pid_stride")))
         calls = _calls(database, parts)
-        texts = _texts(database, calls)
-        ops, waits = _operations(database, parts, texts, calls, strides)
+        needed = {"id": "id", "device": "gpuId", "start": "start", "end": "end", "type": "opType_id"}
+        rows = database.integers("rocpd_op", needed, {"text": "description_id"})
+        # Names, types, domains and categories; arguments may be many, and may hold paths.
+        columns = [rows["type"], rows["text"], calls["name"], calls["domain"], calls["category"]]
+        used = set(np.unique(np.concatenate(columns)).tolist())
+        texts = database.texts("rocpd_string", "id", "string", only=used)
+        ops, waits = _operations(database, parts, texts, calls, strides, rows)
         api, ranges = _api(database, strings, texts, calls)
         ops, waits = _with_ordinals(database, strides, ops, waits)
     tables, processes = by_process([ops, api, ranges, waits])
@@ -182,14 +187,6 @@ def _metadata(database: Database) -> dict[str, str]:
     return {str(tag): str(value) for tag, value in rows}
 
 
-def _texts(database: Database, calls: Columns) -> dict[int, str]:
-    """Names, types, domains and categories by id; arguments may be many, and may hold paths."""
-    of_ops = database.integers("rocpd_op", {"type": "opType_id"}, {"text": "description_id"})
-    columns = [*of_ops.values(), calls["name"], calls["domain"], calls["category"]]
-    used = set(np.unique(np.concatenate(columns)).tolist())
-    return database.texts("rocpd_string", "id", "string", only=used)
-
-
 def _whole(text: str | None) -> int:
     return int(text) if text and text.isdecimal() else 0
 
@@ -202,11 +199,9 @@ def _calls(database: Database, parts: Parts) -> Columns:
 
 
 def _operations(
-    database: Database, parts: Parts, texts: dict[int, str], calls: Columns, strides: Strides
+    database: Database, parts: Parts, texts: dict[int, str], calls: Columns, strides: Strides, rows: Columns
 ) -> tuple[Table, Table]:
-    """Kernels, copies and fills; and the barriers, which are waits."""
-    needed = {"id": "id", "device": "gpuId", "start": "start", "end": "end", "type": "opType_id"}
-    rows = database.integers("rocpd_op", needed, {"text": "description_id"})
+    """Kernels, copies and fills; and the barriers, which are waits. rows: columns of rocpd_op."""
     links = database.integers("rocpd_api_ops", {"op": "op_id", "api": "api_id"})
     call = lookup(links["op"], links["api"], rows["id"])
     device = np.where(strides.gpu > 0, rows["device"] % max(strides.gpu, 1), rows["device"])

@@ -183,11 +183,11 @@ def _gpu_rows(of: Capture, process: int, due: np.ndarray, rows: int) -> list[Lac
         ("tail", hit[end:], ""),
     )
     lacks = []
-    for place, hits, where in places:
+    for place, hits, detail in places:
         if n := int((~hits).sum()):
             share = n / len(due)
             due_text = plural(len(due), "launch")
-            text = f"{n:,} of {due_text} ({share:.1%}) without a GPU row, {_WHEN[place]}{where}"
+            text = f"{n:,} of {due_text} ({share:.1%}) without a GPU row, {_WHEN[place]}{detail}"
             lacks.append(Lack("gpu", place, "G", process, n, len(due), share, text))
     return lacks
 

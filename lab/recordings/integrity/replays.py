@@ -212,13 +212,13 @@ def _judgements(all_classes: list[_Class], windows: Table, captures: Sequence[Ta
     judgements, of_others = [], filled(WINDOWS, *captures)
     for process in dict.fromkeys(replay_class.process for replay_class in all_classes):
         classes = [replay_class for replay_class in all_classes if replay_class.process == process]
-        own = windows.where(windows.process == process)
-        launches = own.num_launches
+        of_process = windows.where(windows.process == process)
+        launches = of_process.num_launches
         idle = [size for size in launches.tolist() if not any(one.rows == size for one in classes)]
         # One graph was captured here: replays of almost its size are of it.
         alone = launches if len(launches) == 1 else launches[:0]
         beside = distinct(np.concatenate([alone, of_others.num_launches[of_others.exact]]))
-        proven = _proven(classes, filled(WINDOWS, own, of_others))
+        proven = _proven(classes, filled(WINDOWS, of_process, of_others))
         judgements += [
             _judgement(replay_class, is_proven, classes, idle, beside)
             for replay_class, is_proven in zip(classes, proven, strict=True)

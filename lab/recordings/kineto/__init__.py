@@ -101,6 +101,7 @@ _INTS = {
     "kernels": {"corr": "correlation", "external_id": "external_id", "bytes": "bytes_"},
     "ops": {"external_id": "external_id", "rf_id": "rf_id", "seq": "sequence"},
     "runtime": {"corr": "correlation", "external_id": "external_id"},
+    "waits": {"corr": "correlation", "stream": "stream", "on_stream": "on_stream", "record": "record"},
 }
 _TEXTS = {"runtime": {"kernel_id": "kernel"}}
 _RAWS = {
@@ -308,14 +309,11 @@ class Columns:
 
     def _add_waits(self, events: Sequence[Any]) -> None:
         """Waits of streams for events; the host's own waits are calls of the runtime."""
-        if not events:
-            return
-        fields = Fields(events, self._ids)
-        device = fields.ints("device")
-        columns = {name: fields.ints(name) for name in ("stream", "on_stream", "record")}
-        columns["corr"] = fields.ints("correlation")
-        columns["device"] = _int32(np.where(device < 0, fields.ids("pid"), device))
-        self._keep("waits", columns)
+        if events:
+            fields = Fields(events, self._ids)
+            device = fields.ints("device")
+            device = _int32(np.where(device < 0, fields.ids("pid"), device))
+            self._append("waits", fields, {"device": device})
 
     def _add_names(self, events: Iterable[Any]) -> None:
         """Kineto may repeat a name; the last one counts, as in the viewers."""

@@ -95,7 +95,7 @@ def is_folder(names: Collection[str]) -> bool:
 
 
 def check(path: Path | str) -> None:
-    """Raise what `nsys.load` raises for a file that is no readable export, without reading its rows."""
+    """Raise what `nsys.load` raises for a file that is not a readable export, without reading its rows."""
     with opened(Path(path)) as connection:
         Export(connection, Path(path)).check()
 

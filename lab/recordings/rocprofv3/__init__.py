@@ -187,7 +187,7 @@ def _add(element: Element, process: int, parts: Parts) -> None:
         size = len(rows["start"])
         rows |= parts.times("rows", rows)
         rows |= {"process": np.full(size, process), "pid": np.full(size, metadata.pid)}
-        # A CPU is no device: -1.
+        # -1 for a CPU.
         agents = {name: rows[name] for name in ("device", "target", "origin") if name in rows}
         return rows | {name: narrow(lookup(handles, ordinals, column)) for name, column in agents.items()}
 
