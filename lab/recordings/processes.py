@@ -107,9 +107,8 @@ def single_processes(capture: Capture) -> dict[int, Capture]:
         return {0: capture}
     singles = {}
     for index in [*used[used >= 0].tolist(), *used[used < 0].tolist()]:
-        single = _only(capture, [index], capture.processes[index] if index >= 0 else Process())
         lacks = tuple(lack for lack in capture.lacks if lack.process in (index, -1))
-        singles[index] = replace(single, lacks=lacks)
+        singles[index] = replace(_only(capture, [index]), lacks=lacks)
     return singles
 
 
@@ -123,9 +122,8 @@ def process_captures(capture: Capture) -> list[Capture]:
     captures = []
     # A process made calls, named ranges or has GPU rows; there is one at least.
     for position, index in enumerate(_used(capture, ("ops", "api", "ranges")).tolist() or [0]):
-        single = _only(capture, [index], capture.processes[index] if index >= 0 else Process())
         lacks = _lacks_of(capture, index, with_general=position == 0)
-        captures.append(replace(single, meta=_meta_of(capture, index), lacks=lacks))
+        captures.append(replace(_only(capture, [index]), meta=_meta_of(capture, index), lacks=lacks))
     return captures
 
 
@@ -145,7 +143,7 @@ def rank_captures(capture: Capture) -> list[Capture]:
     for indices, rank in zip(members, ranks, strict=True):
         process = replace(capture.processes[indices[0]], rank=rank, host=capture.meta.host)
         meta = replace(capture.meta, rank=rank, world_size=capture.meta.world_size or len(members))
-        captures.append(replace(_only(capture, indices, process), meta=meta))
+        captures.append(replace(_only(capture, indices), meta=meta, processes=(process,)))
     return captures
 
 
@@ -198,8 +196,8 @@ def _used(capture: Capture, names: Iterable[str]) -> np.ndarray:
     return distinct(np.concatenate([distinct(getattr(capture, name).process) for name in names]))
 
 
-def _only(capture: Capture, indices: Sequence[int], process: Process) -> Capture:
-    """The rows of these processes as those of one, with all lacks of the recording."""
+def _only(capture: Capture, indices: Sequence[int]) -> Capture:
+    """The rows of these processes (-1: of none) as those of the first, with all lacks of the recording."""
     rows = {name: np.isin(getattr(capture, name).process, indices) for name in PROCESS_TABLES}
     tables: dict[str, Any] = {}
     for name, mask in rows.items():
@@ -212,6 +210,7 @@ def _only(capture: Capture, indices: Sequence[int], process: Process) -> Capture
     )
     if any(len(getattr(capture, name)) for name in (*_OF_PIDS, "collectives", "comm_ops", "waits")):
         tables |= _torch_tables(capture, rows["ops"], rows["ranges"][capture.operator_rows], tables)
+    process = capture.processes[indices[0]] if indices[0] >= 0 else Process()
     return replace(capture, **tables, processes=(process,), devices=devices)
 
 

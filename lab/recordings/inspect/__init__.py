@@ -15,7 +15,7 @@ from lab.core.words import plural, printable, ranks_text
 from lab.errors import LabError
 from lab.recordings.capture import Capture, filled
 from lab.recordings.inspect.walk import Item, items_of, other_of
-from lab.recordings.integrity import Shape, lacks_over_ranks, shape_of
+from lab.recordings.integrity import Shape, lacks_beside, shape_of
 from lab.recordings.integrity.replays import WINDOWS, replay_lacks, windows_of
 from lab.recordings.lacks import Lack, counted, holes, verdict_of
 from lab.recordings.load import format_of, load_capture, named_as_recording
@@ -186,9 +186,9 @@ def _over_ranks(entries: Sequence[_Read]) -> None:
         if entry.shape is not None:
             jobs.setdefault(_RANK.sub("rank*", str(entry.path)), []).append((entry.row, entry.shape))
     for ranks in jobs.values():
-        lacks_of_ranks = lacks_over_ranks([shape for _, shape in ranks])
-        for (row, _), lacks in zip(ranks, lacks_of_ranks, strict=True):
-            row.lacks = [*row.lacks, *lacks]
+        for row, shape in ranks:
+            peers = [peer for peer_row, peer in ranks if peer_row is not row]
+            row.lacks = [*row.lacks, *lacks_beside(shape, peers)]
             row.verdict = verdict_of(row.lacks)
 
 

@@ -224,15 +224,6 @@ def _orphans(of: Capture, process: int, place: Place, rows: np.ndarray, ops: np.
     return Lack("host", part, "H", process, len(rows), len(ops), share, text)
 
 
-def lacks_over_ranks(shapes: Sequence[Shape]) -> list[tuple[Lack, ...]]:
-    """What each rank's recording lacks when compared with the others'; signs, no proofs, hence unknown.
-
-    Unequal numbers of rows prove nothing: pipeline stages and sharded tables make them. Clocks of ranks
-    differ, so a rank's end counts from the start of its own first step.
-    """
-    return [_lacks(index, shapes) for index in range(len(shapes))]
-
-
 class Shape(NamedTuple):
     """One rank: its GPU rows, the names of its steps, ns from its first step to its last GPU row."""
 
@@ -252,8 +243,12 @@ def shape_of(capture: Capture) -> Shape:
     return Shape(len(capture.ops), names, reach_ns, step_ns)
 
 
-def _lacks(index: int, shapes: Sequence[Shape]) -> tuple[Lack, ...]:
-    shape, peers = shapes[index], [peer for i, peer in enumerate(shapes) if i != index]
+def lacks_beside(shape: Shape, peers: Sequence[Shape]) -> tuple[Lack, ...]:
+    """What a rank's recording lacks when compared with the others'; signs, no proofs, hence unknown.
+
+    Unequal numbers of rows prove nothing: pipeline stages and sharded tables make them. Clocks of ranks
+    differ, so a rank's end counts from the start of its own first step.
+    """
     if not peers:
         return ()
     if not shape.rows and any(peer.rows for peer in peers):
