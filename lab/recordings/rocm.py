@@ -25,7 +25,7 @@ from lab.recordings.capture import (
     filled,
 )
 from lab.recordings.lacks import Lack, doubt, missing
-from lab.recordings.tables import NO_SYMBOL, Table
+from lab.recordings.tables import NO_SYMBOL, Columns, Table
 from lab.stats.columns import distinct
 
 # Numbers of `capture.COPY_KINDS`; rocprofv3 writes MEMORY_COPY_HOST_TO_DEVICE, .rpd CopyHostToDevice.
@@ -39,7 +39,6 @@ MARKERS = ("MARKER_CORE_API", "MARKER_CORE_RANGE_API")
 # Of roctx, those that another thread may end; the others nest within their thread.
 _START_STOP = ("roctxProcessRangeA", "roctxRangeStartA")
 _NO_TEXT = ("roctxGetThreadId",)
-Columns = dict[str, np.ndarray]
 
 
 @dataclass

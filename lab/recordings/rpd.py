@@ -32,9 +32,9 @@ from lab.recordings.capture import (
     by_process,
     filled,
 )
-from lab.recordings.rocm import Columns, Parts, blocks, copy_columns, json_object, narrow
+from lab.recordings.rocm import Parts, blocks, copy_columns, json_object, narrow
 from lab.recordings.sqlite import Database, lookup
-from lab.recordings.tables import NO_SYMBOL, Table
+from lab.recordings.tables import NO_SYMBOL, Columns, Table
 from lab.stats.columns import per_distinct
 
 _MARKER = "UserMarker"

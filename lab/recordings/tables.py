@@ -13,6 +13,7 @@ NO_SYMBOL = (
 )
 GRAPH = 3  # a whole graph replay, recorded as one row without its kernels
 Schema = Mapping[str, Any]
+Columns = dict[str, np.ndarray]
 
 
 class Table:

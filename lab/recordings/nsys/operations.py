@@ -26,7 +26,7 @@ from lab.recordings.capture import (
 )
 from lab.recordings.lacks import Lack, missing
 from lab.recordings.nsys.export import PREFIX, Export, StringIds, among, host_pid_of, ids_of, low_bits
-from lab.recordings.tables import Table
+from lab.recordings.tables import Columns, Table
 from lab.stats.columns import per_distinct
 
 # Values of NVTX_EVENTS.eventType.
@@ -34,7 +34,6 @@ _PUSH_POP, _START_END, _OLD_PUSH_POP, _OLD_START_END, _DOMAIN = 59, 60, 70, 71, 
 _SIZES = re.compile(r", sizes = (\[[\[\]\d, ]*\])")
 _OPERATOR = re.compile(r"::|^(detach_?|record_param_comms)$|Backward\d*$")
 _RANGES = among("eventType", (_PUSH_POP, _START_END, _OLD_PUSH_POP, _OLD_START_END))
-Columns = dict[str, np.ndarray]
 
 
 def read_tables(export: Export, strings: StringIds) -> list[Table]:

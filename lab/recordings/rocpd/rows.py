@@ -13,7 +13,6 @@ from lab.recordings.capture import Device, Process
 from lab.recordings.rocm import (
     API_CATEGORIES,
     MARKERS,
-    Columns,
     Parts,
     device_of_agent,
     json_object,
@@ -21,7 +20,7 @@ from lab.recordings.rocm import (
     narrow,
 )
 from lab.recordings.sqlite import Database, lookup, quoted
-from lab.recordings.tables import Table
+from lab.recordings.tables import Columns, Table
 from lab.stats.columns import per_distinct
 
 _RANKS = ("RANK", "OMPI_COMM_WORLD_RANK")

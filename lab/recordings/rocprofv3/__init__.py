@@ -20,13 +20,13 @@ from lab.recordings.capture import Capture, Process, Strings
 from lab.recordings.pieces import read_whole
 from lab.recordings.rocm import (
     MARKERS,
-    Columns,
     Parts,
     device_of_agent,
     kernel_name,
     narrow,
 )
 from lab.recordings.sqlite import lookup
+from lab.recordings.tables import Columns
 from lab.stats.columns import per_distinct
 
 # A number beyond it is an error of the decoder rather than of a column.

@@ -19,8 +19,8 @@ import numpy as np
 from lab.errors import BadDataError
 from lab.recordings.capture import Capture, Device
 from lab.recordings.pieces import read_whole
-from lab.recordings.rocm import MARKERS, Columns, Parts
-from lab.recordings.tables import Table
+from lab.recordings.rocm import MARKERS, Parts
+from lab.recordings.tables import Columns, Table
 
 MOST_BYTES = 2 << 30
 HEADER = (b"Kernel_Name", b"Start_Timestamp", b"End_Timestamp")

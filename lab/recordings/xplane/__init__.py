@@ -35,8 +35,8 @@ from lab.recordings.capture import (
 )
 from lab.recordings.lacks import Axis, Lack, doubt
 from lab.recordings.sqlite import lookup
-from lab.recordings.tables import Table
-from lab.recordings.xplane.planes import Columns, Plane, Space, read_space
+from lab.recordings.tables import Columns, Table
+from lab.recordings.xplane.planes import Plane, Space, read_space
 from lab.stats.columns import per_distinct
 
 _STREAM = re.compile(r"Stream #?\d+")  # other lines of a GPU repeat its rows by step, module or operation

@@ -13,6 +13,7 @@ from lab.errors import BadDataError
 from lab.recordings.capture import Strings
 from lab.recordings.pieces import read_whole
 from lab.recordings.sqlite import lookup
+from lab.recordings.tables import Columns
 from lab.stats.columns import per_distinct
 
 VARINT, FIXED64, LENGTH, FIXED32 = 0, 1, 2, 5
@@ -191,7 +192,6 @@ def texts(data: np.ndarray, named: Fields, strings: Strings, length: int) -> np.
 
 MOST_BYTES = 2 << 30  # no protobuf message is larger
 _PS_PER_NS = 1000
-Columns = dict[str, np.ndarray]
 
 
 class Stats(NamedTuple):
