@@ -150,11 +150,14 @@ class Parts:
 
     def capture(self, collector: str, schema: str | None = None, **info: str) -> Capture:
         """The capture of all that was added."""
+        tables: dict[str, Any] = {
+            name: filled(PROCESS_TABLES[name], *parts) for name, parts in self.tables.items()
+        }
         return Capture(
             source=self.path,
             collector=collector,
             schema=schema,
-            **{name: filled(PROCESS_TABLES[name], *parts) for name, parts in self.tables.items()},
+            **tables,
             strings=self.strings.texts,
             devices=tuple(self.devices),
             problems=self.problems,

@@ -182,6 +182,8 @@ class Columns:
         )
         strings = self._ids.strings
         meta = meta_of(frame, base_ns, len(kernels))
+        names = ("collectives", "comm_ops", "flows", "modules", "waits")
+        of_torch: dict[str, Any] = {name: tables[name] for name in names}
         return Capture(
             source=self._pieces.path,
             collector="kineto",
@@ -204,7 +206,7 @@ class Columns:
             thread_names=_named(THREAD_COLUMNS, [(*key, name) for key, name in self._threads.items()]),
             process_names=_named(PROCESS_COLUMNS, [(pid, *names) for pid, names in self._processes.items()]),
             gpu_ranges=filled(SLICE_COLUMNS, ranges.where(ranges.on_gpu)),
-            **{name: tables[name] for name in ("collectives", "comm_ops", "flows", "modules", "waits")},
+            **of_torch,
         )
 
     def _with_geometry(self, kernels: Table) -> Table:
