@@ -17,7 +17,7 @@ from typing import Any, TypeVar
 import numpy as np
 
 from lab.recordings.lacks import Lack, Verdict, verdict_of
-from lab.recordings.tables import GRAPH, KERNEL, MEMCPY, MEMSET, Schema, Table, concat
+from lab.recordings.tables import GRAPH, KERNEL, MEMCPY, MEMSET, Schema, Table, filled
 from lab.stats.columns import distinct, per_distinct
 
 __all__ = [
@@ -33,6 +33,7 @@ __all__ = [
     "Meta",
     "Process",
     "by_process",
+    "filled",
     "once",
 ]
 
@@ -294,7 +295,7 @@ _TORCH_TABLES: dict[str, Schema] = {
     "gpu_ranges": SLICE_COLUMNS,
     "waits": WAIT_COLUMNS,
 }
-_NO_ROWS = {name: concat((), schema) for name, schema in (PROCESS_TABLES | _TORCH_TABLES).items()}
+_NO_ROWS = {name: filled(schema) for name, schema in (PROCESS_TABLES | _TORCH_TABLES).items()}
 
 
 @dataclass(frozen=True)
@@ -458,21 +459,9 @@ def by_process(tables: Sequence[Table]) -> tuple[list[Table], tuple[Process, ...
         np.searchsorted(pids, np.maximum(table.pid, pids[0])) if len(pids) else table.pid for table in tables
     ]
     return [
-        Table({**table.as_dict(), "process": index.astype(np.int32)})
+        table.with_columns(process=index.astype(np.int32))
         for table, index in zip(tables, indices, strict=True)
     ], processes
-
-
-def filled(schema: Schema, length: int, columns: dict[str, np.ndarray]) -> Table:
-    """A table of `schema`; -1 in the columns that are not given."""
-    return Table(
-        {
-            name: np.asarray(columns[name], dtype=kind)
-            if name in columns
-            else np.full(length, -1, dtype=kind)
-            for name, kind in schema.items()
-        }
-    )
 
 
 def copy_kinds(names: Sequence[str]) -> dict[str, np.ndarray]:

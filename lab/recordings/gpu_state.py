@@ -83,13 +83,14 @@ class GpuState:
             for bit, words in REASONS.items()
             if len(rows) and (bits[rows] & bit > 0).any()
         }
+        values = {name: column[rows] for name, column in self.values.items()}
         return {
             "samples": len(rows),
-            "sm_clock_mhz": _median(self.values["sm_clock_mhz"][rows]),
-            "sm_clock_min_mhz": _extreme(self.values["sm_clock_mhz"][rows], np.min),
-            "mem_clock_mhz": _median(self.values["mem_clock_mhz"][rows]),
-            "power_w": _median(self.values["power_w"][rows]),
-            "temperature_max_c": _extreme(self.values["temperature_c"][rows], np.max),
+            "sm_clock_mhz": _over(values["sm_clock_mhz"], robust.median),
+            "sm_clock_min_mhz": _over(values["sm_clock_mhz"], np.min),
+            "mem_clock_mhz": _over(values["mem_clock_mhz"], robust.median),
+            "power_w": _over(values["power_w"], robust.median),
+            "temperature_max_c": _over(values["temperature_c"], np.max),
             "slowed_by": ", ".join(f"{words} {100 * share:.0f} %" for words, share in reasons.items()),
         }
 
@@ -166,11 +167,6 @@ def _summary(path: Path) -> dict[str, Any]:
     return summary if isinstance(summary, dict) else {}
 
 
-def _median(values: np.ndarray) -> float:
-    numbers = values[~np.isnan(values)]
-    return robust.median(numbers) if len(numbers) else float("nan")
-
-
-def _extreme(values: np.ndarray, reduce: Any) -> float:
+def _over(values: np.ndarray, reduce: Any) -> float:
     numbers = values[~np.isnan(values)]
     return float(reduce(numbers)) if len(numbers) else float("nan")

@@ -48,12 +48,26 @@ class Lack(msgspec.Struct, frozen=True, omit_defaults=False):
     untraced: bool = False
 
 
-def without_times(count: int, rows: int) -> tuple[Lack, ...]:
-    """The finding for GPU rows whose start and end are 0, which readers leave out of every table."""
-    if not count:
-        return ()
-    text = f"{count:,} of {plural(rows, 'GPU row')} have no time (start and end are 0) and were left out"
-    return (Lack("gpu", "hole", "Z", -1, count, rows, count / rows, text),)
+def missing(
+    axis: Axis, place: Place, rule: str, n: int, of: int, noun: str, words: str, process: int = -1
+) -> Lack:
+    """The finding that n of `of` are lost: `3 of 10 GPU rows are missing`."""
+    return Lack(axis, place, rule, process, n, of, n / of, f"{n:,} of {plural(of, noun)} {words}")
+
+
+def doubt(
+    axis: Axis,
+    rule: str,
+    text: str,
+    *,
+    place: Place = "all",
+    process: int = -1,
+    n: int = 0,
+    of: int = 0,
+    untraced: bool = False,
+) -> Lack:
+    """A finding that proves nothing, of which the share cannot be known."""
+    return Lack(axis, place, rule, process, n, of, None, text, unknown=True, untraced=untraced)
 
 
 def verdict_of(lacks: Sequence[Lack], axis: Axis | None = None) -> Verdict:

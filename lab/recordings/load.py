@@ -16,9 +16,11 @@ from lab.recordings.capture import Capture
 from lab.recordings.integrity import integrity_of
 from lab.recordings.integrity.physics import limit_lacks
 from lab.recordings.kineto import read_kineto
+from lab.recordings.nsys.export import is_folder
 from lab.recordings.nsys.parquet import load_folder
 from lab.recordings.pieces import start_of
 from lab.recordings.processes import combined, without_untimed
+from lab.recordings.rocpd.rows import TABLE
 from lab.recordings.rocprofv3.csv_reader import is_kernel_trace, load_csv
 
 _NAMES = re.compile(
@@ -59,7 +61,9 @@ class Sample:
 class Format:
     """One kind of recording: fits tells it from its content, load reads `Sample.plain`.
 
-    load is None for what lab knows by sight and has no timeline of; `advice` then says what to do.
+    load is None for what lab knows by sight and has no timeline of; `advice` then says what to do. Every
+    reader raises MissingError without the file, and BadDataError, with the place, if it is empty, truncated,
+    damaged, of an unknown version, or holds what its tool does not write.
     """
 
     name: str
@@ -87,7 +91,7 @@ FORMATS: tuple[Format, ...] = (
         lambda sample: bool(sample.tables & {"META_DATA_EXPORT", "META_DATA_CAPTURE", "StringIds"}),
         nsys.load,
     ),
-    Format("nsys", "an nsys export to Parquet", lambda sample: nsys.is_folder(sample.names), load_folder),
+    Format("nsys", "an nsys export to Parquet", lambda sample: is_folder(sample.names), load_folder),
     Format(
         "rpd",
         "a database of rocmProfileData (.rpd)",
@@ -97,7 +101,7 @@ FORMATS: tuple[Format, ...] = (
     Format(
         "rocpd",
         "a rocpd database (rocprofv3, rocprof-sys)",
-        lambda sample: any(rocpd.TABLE.fullmatch(name) for name in sample.tables),
+        lambda sample: any(TABLE.fullmatch(name) for name in sample.tables),
         rocpd.load,
     ),
     Format(
@@ -158,8 +162,7 @@ def load_capture(path: Path | str, *, salvage: bool = False) -> Capture:
     The one way from a file to what it holds, with what it lacks. salvage: keep the readable part of a Kineto
     trace that is cut or damaged.
 
-    Raises MissingError without the file, or without nsys for a .nsys-rep; BadDataError if it is empty,
-    truncated, damaged or something else.
+    Raises what the reader raises (`Format`); MissingError without nsys for a .nsys-rep.
     """
     with look(Path(path)) as sample:
         capture = _loaded(sample, salvage=salvage)

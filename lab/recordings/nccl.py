@@ -21,6 +21,7 @@ from lab.perfmodel.communication import kind_in
 from lab.recordings.pieces import files_in, read_whole
 
 MOST_BYTES = 256 << 20
+_FIX = "give what nccl-tests prints or writes with -J FILE, or rccl-tests with -Z json -x FILE"
 KNOWN_VERSION = 3
 Row = dict[str, Any]
 LONGEST_TEXT = 120
@@ -88,10 +89,7 @@ def _files(paths: Sequence[Path]) -> Iterator[Path]:
     for path in paths:
         if not path.exists():
             raise MissingError("no such file", location=path, fix="give a file of nccl-tests or rccl-tests")
-        if not path.is_dir():
-            yield path
-            continue
-        yield from files_in(path, "give the files by name, or fewer of them")
+        yield from files_in(path, "give the files by name, or fewer of them") if path.is_dir() else [path]
 
 
 def _documents(path: Path) -> list[Any]:
@@ -103,14 +101,9 @@ def _documents(path: Path) -> list[Any]:
     if is_rccl(values[0]):
         return rccl_documents(values)
     if not is_speed(values[0]):
-        is_dump = isinstance(values[0], dict) and {"pg_config", "pg_status"} & values[0].keys()
-        raise BadDataError(
-            "neither nccl-tests' nor rccl-tests' results",
-            location=path,
-            fix="use `lab ranks hang FOLDER` for a flight recorder's dump"
-            if is_dump
-            else "give what nccl-tests prints or writes with -J FILE, or rccl-tests with -Z json -x FILE",
-        )
+        is_dump = bool({"pg_config", "pg_status"} & _object(values[0]).keys())
+        fix = "use `lab ranks hang FOLDER` for a flight recorder's dump" if is_dump else _FIX
+        raise BadDataError("neither nccl-tests' nor rccl-tests' results", location=path, fix=fix)
     return values
 
 
@@ -122,11 +115,8 @@ def _json_values(text: str, path: Path) -> list[Any]:
         except ValueError:
             value = [json.loads(line) for line in text.splitlines() if line.strip()]
     except (ValueError, RecursionError) as error:
-        raise BadDataError(
-            f"not JSON ({error})" if isinstance(error, ValueError) else "JSON nested too deep",
-            location=path,
-            fix="give what nccl-tests prints or writes with -J FILE, or rccl-tests with -Z json -x FILE",
-        ) from error
+        problem = f"not JSON ({error})" if isinstance(error, ValueError) else "JSON nested too deep"
+        raise BadDataError(problem, location=path, fix=_FIX) from error
     values = value if isinstance(value, list) else [value]
     if not values:
         raise BadDataError("the file is empty", location=path, fix="give a file with results")
@@ -282,7 +272,7 @@ def documents_in(text: str, name: str) -> list[dict[str, Any]]:
         words = line.lstrip("# ").split()
         program = _PROGRAM.search(line) or program
         if line.startswith("#") and words[:1] == ["nThread"]:
-            documents.append({"version": 3, "args": [], "devices": [], "results": [], "nccl_version": "?"})
+            documents.append(_document())
         if not documents:
             continue
         run = documents[-1]
@@ -300,6 +290,11 @@ def documents_in(text: str, name: str) -> list[dict[str, Any]]:
     for run in documents[: len(documents) if versions else 0]:
         run["nccl_version"] = versions[0]
     return [run for run in documents if run["results"]]
+
+
+def _document(*args: str, devices: Sequence[Any] = ()) -> dict[str, Any]:
+    """A run as nccl-tests' JSON has it, still without results."""
+    return {"version": 3, "args": [*args], "devices": [*devices], "results": [], "nccl_version": "?"}
 
 
 def _result(columns: Sequence[str], cells: Sequence[str]) -> dict[str, Any]:
@@ -341,8 +336,8 @@ def rccl_documents(rows: Sequence[Any]) -> list[dict[str, Any]]:
         gpus = integer(row.get("ranks"), 0) * integer(row.get("gpusPerRank"), 1) or integer(
             row.get("gpus"), 0
         )
-        empty = {"version": 3, "args": [f"{program}_perf"], "results": [], "nccl_version": "?"}
-        document = documents.setdefault((program, gpus), empty | {"devices": [{}] * min(gpus, 1 << 20)})
+        empty = _document(f"{program}_perf", devices=[{}] * min(gpus, 1 << 20))
+        document = documents.setdefault((program, gpus), empty)
         place = "in_place" if integer(row["inPlace"]) else "out_of_place"
         times = {
             "time": row["time"],

@@ -14,7 +14,7 @@ import numpy as np
 
 from lab.core.words import plural
 from lab.recordings.capture import OP, UNCLAIMED, Capture, Process, by_process
-from lab.recordings.lacks import Axis, Lack
+from lab.recordings.lacks import Axis, Lack, doubt
 from lab.recordings.tables import Table
 from lab.stats.columns import distinct, distinct_rows
 from lab.stats.intervals import enclosing
@@ -176,7 +176,7 @@ def _unclear(count: int, rows: int, processes: int) -> tuple[Lack, ...]:
         "attributed to none; read the files before they were merged"
     )
     axes: tuple[Axis, ...] = ("host", "gpu")
-    return tuple(Lack(axis, "all", "H", -1, count, rows, None, text, unknown=True) for axis in axes)
+    return tuple(doubt(axis, "H", text, n=count, of=rows) for axis in axes)
 
 
 def _processes_of_rows(

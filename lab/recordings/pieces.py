@@ -6,11 +6,12 @@ the file (before and after that array) is `EventPieces.frame`, itself a small JS
 
 from __future__ import annotations
 
-import gzip
 import re
 import zlib
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
+from io import BufferedReader
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -169,36 +170,12 @@ class EventPieces:
         return self._piece
 
     def _inflated(self, size: int) -> Iterator[bytes]:
+        self.packed = start_of(self.path, 2)[1]
         try:
-            with self.path.open("rb") as file:
-                self.packed = file.read(2) == _GZIP
-                file.seek(0)
-                # zlib drops the output of the call that meets damage, so calls are small under salvage.
-                step = size if not self.packed else 1024 if self.salvage else size // 8
-                chunks = iter(lambda: file.read(step), b"")
-                yield from self._unpack(chunks, size) if self.packed else chunks
-        except FileNotFoundError as error:
-            raise not_here("no such trace", self.path) from error
-        except OSError as error:
-            raise MissingError(f"the trace cannot be read: {error.strerror}", location=self.path) from error
-
-    def _unpack(self, chunks: Iterator[bytes], size: int) -> Iterator[bytes]:
-        """Inflate gzip members, never more than `size` bytes at a time; `cut` says what stopped it."""
-        inflate = inflater.decompressobj(31)
-        for chunk in chunks:
-            while chunk:
-                if inflate.eof:
-                    inflate = inflater.decompressobj(31)
-                try:
-                    text = inflate.decompress(chunk, size)
-                except _INFLATE_ERRORS as error:
-                    self.cut = f"the gzip data are damaged ({error})"
-                    return
-                if text:
-                    yield text
-                chunk = inflate.unused_data.lstrip(b"\0") if inflate.eof else inflate.unconsumed_tail
-        if not inflate.eof:
-            self.cut = "the gzip stream ends before its end mark"
+            # zlib drops the output of the call that meets damage, so calls are small under salvage.
+            yield from inflated(self.path, size, 1024 if self.salvage and self.packed else None)
+        except BadDataError as error:
+            self.cut = error.problem
 
 
 def last_boundary(text: bytes) -> int:
@@ -267,25 +244,52 @@ def _inside_string(text: bytes) -> bool:
     return text.count(b'"') % 2 == 1
 
 
-def read_whole(path: Path, most_bytes: int, fix: str = "") -> bytes:
-    """The content of a file, inflated if gzipped.
-
-    Raises MissingError where it cannot be read; BadDataError for damaged gzip, and for more than most_bytes.
-    """
-    content = bytearray()
+@contextmanager
+def _opened(path: Path) -> Iterator[BufferedReader]:
+    """A file to read. Raises MissingError where it cannot be read, also within the block."""
     try:
-        with path.open("rb") as plain:
-            file = gzip.GzipFile(fileobj=plain) if plain.peek(2).startswith(_GZIP) else plain
-            while len(content) <= most_bytes and (chunk := file.read(1 << 20)):
-                content += chunk
+        with path.open("rb") as file:
+            yield file
     except FileNotFoundError as error:
         raise not_here("no such file", path) from error
-    except (gzip.BadGzipFile, EOFError, zlib.error) as error:
-        raise BadDataError(f"the gzip file is truncated or damaged: {error}", location=path) from error
     except OSError as error:
         raise MissingError(f"cannot be read: {error.strerror or error}", location=path) from error
-    if len(content) > most_bytes:
-        raise BadDataError(f"larger than {most_bytes / (1 << 30):.3g} GiB", location=path, fix=fix)
+
+
+def inflated(path: Path, size: int = 1 << 20, step: int | None = None) -> Iterator[bytes]:
+    """The content of a file, inflated if gzipped, at most `size` bytes at a time, of which `step` are read.
+
+    Raises MissingError where it cannot be read; BadDataError for damaged gzip.
+    """
+    with _opened(path) as file:
+        packed = file.peek(2).startswith(_GZIP)
+        chunks = iter(lambda: file.read(step or (size // 8 if packed else size)), b"")
+        if not packed:
+            yield from chunks
+            return
+        inflate = inflater.decompressobj(31)
+        for chunk in chunks:
+            while chunk:
+                if inflate.eof:  # gzip members may follow each other
+                    inflate = inflater.decompressobj(31)
+                try:
+                    text = inflate.decompress(chunk, size)
+                except _INFLATE_ERRORS as error:
+                    raise BadDataError(f"the gzip data are damaged ({error})", location=path) from error
+                if text:
+                    yield text
+                chunk = inflate.unused_data.lstrip(b"\0") if inflate.eof else inflate.unconsumed_tail
+        if not inflate.eof:
+            raise BadDataError("the gzip stream ends before its end mark", location=path)
+
+
+def read_whole(path: Path, most_bytes: int, fix: str = "") -> bytes:
+    """The content of a file, `inflated`. Raises BadDataError for more than most_bytes."""
+    content = bytearray()
+    for chunk in inflated(path):
+        content += chunk
+        if len(content) > most_bytes:
+            raise BadDataError(f"larger than {most_bytes / (1 << 30):.3g} GiB", location=path, fix=fix)
     return bytes(content)
 
 
@@ -302,24 +306,20 @@ def files_in(folder: Path, fix: str) -> list[Path]:
 
 
 def start_of(path: Path, size: int) -> tuple[bytes, bool]:
-    """The first bytes of a file, inflated if gzipped (b"" where that is damaged); and whether it is gzipped.
-
-    Raises MissingError where it cannot be read.
-    """
-    try:
-        with path.open("rb") as file:
-            start = file.read(size)
-    except FileNotFoundError as error:
-        raise not_here("no such file", path) from error
-    except OSError as error:
-        raise MissingError(f"cannot be read: {error.strerror}", location=path) from error
+    """The first bytes of a file, `inflated` (b"" where its gzip is damaged); and whether it is gzipped."""
+    with _opened(path) as file:
+        start = file.read(size)
     if not start.startswith(_GZIP):
         return start, False
+    start = b""
     try:
-        with gzip.open(path) as packed:
-            return packed.read(size), True
-    except (OSError, EOFError, zlib.error):
+        for chunk in inflated(path, size):
+            start += chunk
+            if len(start) >= size:
+                break
+    except BadDataError:
         return b"", True
+    return start[:size], True
 
 
 def is_json(path: Path) -> bool:

@@ -21,6 +21,7 @@ if TYPE_CHECKING:  # a report of one trace needs no processes
 _J = TypeVar("_J")
 _R = TypeVar("_R")
 _MORE_MEMORY = "read it on a machine with more memory"
+_A_BUG = "report this as a bug of lab, with the trace if you can share it"
 
 
 def map_traces(
@@ -39,7 +40,8 @@ def map_traces(
     """
     results: dict[int, _R | LabError] = {}
     workers = min(workers, len(jobs))
-    outcomes = _here(function, jobs) if workers <= 1 else _elsewhere(function, jobs, workers)
+    in_this_process = ((index, _outcome(function, job)) for index, job in enumerate(jobs))
+    outcomes = in_this_process if workers <= 1 else _elsewhere(function, jobs, workers)
     with closing(outcomes):
         for num_done, (index, outcome) in enumerate(outcomes, start=1):
             results[index] = outcome
@@ -54,13 +56,6 @@ def raise_if_none_read(results: Sequence[object]) -> None:
     if errors and len(errors) == len(results):
         problem = f"none of {plural(len(errors), 'trace')} can be read: {errors[0].problem}"
         raise BadDataError(problem, location=errors[0].location, fix=errors[0].fix)
-
-
-def _here(
-    function: Callable[[_J], _R], jobs: Sequence[_J]
-) -> Generator[tuple[int, _R | LabError], None, None]:
-    for index, job in enumerate(jobs):
-        yield index, _outcome(function, job)
 
 
 def _elsewhere(
@@ -150,8 +145,7 @@ def _killed(exit_code: int, job: object) -> LabError:
         problem = "the process that read it was killed, probably for lack of memory"
         return BadDataError(problem, location=_path_of(job), fix=_MORE_MEMORY)
     ending = f"was killed by signal {-exit_code}" if exit_code < 0 else f"ended with exit code {exit_code}"
-    fix = "report this as a bug of lab, with the trace if you can share it"
-    return LabError(f"the process that read it {ending}", location=_path_of(job), fix=fix)
+    return LabError(f"the process that read it {ending}", location=_path_of(job), fix=_A_BUG)
 
 
 def _as_lab_error(error: BaseException, job: object) -> LabError:
@@ -162,9 +156,7 @@ def _as_lab_error(error: BaseException, job: object) -> LabError:
     frames = traceback.extract_tb(error.__traceback__)[-1:]
     place_in_code = f" in {frames[0].name}, line {frames[0].lineno}" if frames else ""
     problem = f"unexpected error: {type(error).__name__}: {error}{place_in_code}"
-    return LabError(
-        problem, location=_path_of(job), fix="report this as a bug of lab, with the trace if you can share it"
-    )
+    return LabError(problem, location=_path_of(job), fix=_A_BUG)
 
 
 def _path_of(job: object) -> str:

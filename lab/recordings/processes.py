@@ -21,8 +21,8 @@ from lab.recordings.capture import (
     Strings,
     by_process,
 )
-from lab.recordings.lacks import Lack, without_times
-from lab.recordings.tables import Table, concat
+from lab.recordings.lacks import Lack, missing
+from lab.recordings.tables import Table, filled
 from lab.stats.columns import distinct
 
 _TEXTS = {"name_id", "text_id", "domain", "dims_id", "types_id", "strides_id", "concrete_id"}
@@ -45,30 +45,27 @@ def combined(source: Path, captures: Sequence[Capture]) -> Capture:
         ids_so_far |= ids
         members.append((capture, start))
         start += len(capture.processes)
-    translate = [np.array([*map(strings.id, capture.strings), -1], dtype=np.int32) for capture, _ in members]
-
-    def together(name: str) -> Table:
-        parts = zip(members, translate, strict=True)
-        moved = [_moved(getattr(capture, name), start, ids) for (capture, start), ids in parts]
-        return concat(moved, PROCESS_TABLES[name])
-
+    parts: dict[str, list[Table]] = {name: [] for name in PROCESS_TABLES}
     devices: list[Device] = []
     lacks: list[Lack] = []
     processes: list[Process] = []
     for capture, start in members:
+        ids_of_texts = np.array([*map(strings.id, capture.strings), -1], dtype=np.int32)
+        for name, tables in parts.items():
+            table: Table = getattr(capture, name)
+            texts = {column: ids_of_texts[getattr(table, column)] for column in table if column in _TEXTS}
+            tables.append(table.with_columns(**texts, process=table.process + start))
         devices += [replace(device, process=_shifted(device.process, start)) for device in capture.devices]
         lacks += [
             msgspec.structs.replace(lack, process=_shifted(lack.process, start)) for lack in capture.lacks
         ]
         processes += capture.processes
     leader = members[0][0]
-    tables: dict[str, Any] = {name: together(name) for name in PROCESS_TABLES}
-    return Capture(
+    together: dict[str, Any] = {name: filled(PROCESS_TABLES[name], *tables) for name, tables in parts.items()}
+    return replace(
+        leader,
         source=source,
-        collector=leader.collector,
-        version=leader.version,
-        schema=leader.schema,
-        **tables,
+        **together,
         strings=strings.texts,
         devices=tuple(devices),
         problems=problems,
@@ -76,11 +73,6 @@ def combined(source: Path, captures: Sequence[Capture]) -> Capture:
         processes=tuple(processes),
         lacks=tuple(lacks),
     )
-
-
-def _moved(table: Table, start: int, ids: np.ndarray) -> dict[str, np.ndarray]:
-    columns = {name: ids[column] if name in _TEXTS else column for name, column in table.as_dict().items()}
-    return columns | {"process": table.process + start}
 
 
 def _shifted(process: int, start: int) -> int:
@@ -115,9 +107,8 @@ def single_processes(capture: Capture) -> dict[int, Capture]:
         return {0: capture}
     singles = {}
     for index in [*used[used >= 0].tolist(), *used[used < 0].tolist()]:
-        single = _only(capture, [index], capture.processes[index] if index >= 0 else Process())
         lacks = tuple(lack for lack in capture.lacks if lack.process in (index, -1))
-        singles[index] = replace(single, lacks=lacks)
+        singles[index] = replace(_only(capture, [index]), lacks=lacks)
     return singles
 
 
@@ -131,9 +122,8 @@ def process_captures(capture: Capture) -> list[Capture]:
     captures = []
     # A process made calls, named ranges or has GPU rows; there is one at least.
     for position, index in enumerate(_used(capture, ("ops", "api", "ranges")).tolist() or [0]):
-        single = _only(capture, [index], capture.processes[index] if index >= 0 else Process())
         lacks = _lacks_of(capture, index, with_general=position == 0)
-        captures.append(replace(single, meta=_meta_of(capture, index), lacks=lacks))
+        captures.append(replace(_only(capture, [index]), meta=_meta_of(capture, index), lacks=lacks))
     return captures
 
 
@@ -153,7 +143,7 @@ def rank_captures(capture: Capture) -> list[Capture]:
     for indices, rank in zip(members, ranks, strict=True):
         process = replace(capture.processes[indices[0]], rank=rank, host=capture.meta.host)
         meta = replace(capture.meta, rank=rank, world_size=capture.meta.world_size or len(members))
-        captures.append(replace(_only(capture, indices, process), meta=meta))
+        captures.append(replace(_only(capture, indices), meta=meta, processes=(process,)))
     return captures
 
 
@@ -180,12 +170,14 @@ def without_untimed(capture: Capture) -> Capture:
     if not untimed.any():
         return capture
     row = np.cumsum(~untimed) - 1
+    words = "have no time (start and end are 0) and were left out"
+    lack = missing("gpu", "hole", "Z", int(untimed.sum()), len(untimed), "GPU row", words)
     collectives = capture.collectives.where(~untimed[capture.collectives.kernel])
     return replace(
         capture,
         ops=capture.ops.where(~untimed),
         collectives=collectives.with_columns(kernel=row[collectives.kernel]),
-        lacks=(*capture.lacks, *without_times(int(untimed.sum()), len(untimed))),
+        lacks=(*capture.lacks, lack),
     )
 
 
@@ -204,8 +196,8 @@ def _used(capture: Capture, names: Iterable[str]) -> np.ndarray:
     return distinct(np.concatenate([distinct(getattr(capture, name).process) for name in names]))
 
 
-def _only(capture: Capture, indices: Sequence[int], process: Process) -> Capture:
-    """The rows of these processes as those of one, with all lacks of the recording."""
+def _only(capture: Capture, indices: Sequence[int]) -> Capture:
+    """The rows of these processes (-1: of none) as those of the first, with all lacks of the recording."""
     rows = {name: np.isin(getattr(capture, name).process, indices) for name in PROCESS_TABLES}
     tables: dict[str, Any] = {}
     for name, mask in rows.items():
@@ -218,6 +210,7 @@ def _only(capture: Capture, indices: Sequence[int], process: Process) -> Capture
     )
     if any(len(getattr(capture, name)) for name in (*_OF_PIDS, "collectives", "comm_ops", "waits")):
         tables |= _torch_tables(capture, rows["ops"], rows["ranges"][capture.operator_rows], tables)
+    process = capture.processes[indices[0]] if indices[0] >= 0 else Process()
     return replace(capture, **tables, processes=(process,), devices=devices)
 
 

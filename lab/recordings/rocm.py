@@ -13,22 +13,19 @@ import numpy as np
 from lab.core.words import first_few, plural
 from lab.errors import BadDataError
 from lab.recordings.capture import (
-    API_COLUMNS,
     KERNEL,
     MEMCPY,
-    OPS_COLUMNS,
+    PROCESS_TABLES,
     PUSH_POP,
-    RANGE_COLUMNS,
     START_END,
-    SYNC_COLUMNS,
     Capture,
     Device,
     Process,
     Strings,
     filled,
 )
-from lab.recordings.lacks import Lack
-from lab.recordings.tables import NO_SYMBOL, Table, joined
+from lab.recordings.lacks import Lack, doubt, missing
+from lab.recordings.tables import NO_SYMBOL, Columns, Table
 from lab.stats.columns import distinct
 
 # Numbers of `capture.COPY_KINDS`; rocprofv3 writes MEMORY_COPY_HOST_TO_DEVICE, .rpd CopyHostToDevice.
@@ -42,40 +39,126 @@ MARKERS = ("MARKER_CORE_API", "MARKER_CORE_RANGE_API")
 # Of roctx, those that another thread may end; the others nest within their thread.
 _START_STOP = ("roctxProcessRangeA", "roctxRangeStartA")
 _NO_TEXT = ("roctxGetThreadId",)
-Columns = dict[str, np.ndarray]
 
 
 @dataclass
 class Parts:
     """The tables of one file, process by process."""
 
-    ops: list[Table] = field(default_factory=list)
-    api: list[Table] = field(default_factory=list)
-    ranges: list[Table] = field(default_factory=list)
-    sync: list[Table] = field(default_factory=list)
+    path: Path
+    strings: Strings = field(default_factory=Strings)
+    tables: dict[str, list[Table]] = field(default_factory=lambda: {name: [] for name in PROCESS_TABLES})
     processes: list[Process] = field(default_factory=list)
     devices: list[Device] = field(default_factory=list)
     lacks: list[Lack] = field(default_factory=list)
     problems: list[str] = field(default_factory=list)
 
-    def add_dispatches(self, process: int, ids: np.ndarray, *, calls: bool) -> None:
-        """Judge the dispatch ids (n,) of a process; see `dispatch_lacks`."""
-        self.lacks += dispatch_lacks(process, ids, calls=calls)
-        self.problems += repeated_dispatches(ids)
+    def times(self, role: str, rows: Columns) -> Columns:
+        """start_ns and end_ns (n,) of rows with start and end, equal where the end is missing or before the
+        start; a problem counts those.
 
-    def capture(
-        self, path: Path, collector: str, strings: Strings, schema: str | None = None, **info: str
-    ) -> Capture:
+        Raises BadDataError for times that no clock can have counted.
+        """
+        start, end = rows["start"], rows["end"]
+        if ((start < 0) | (start > LATEST_NS) | (end > LATEST_NS)).any():
+            problem = f"{role} with impossible times (below 0 or above 2^62 ns)"
+            raise BadDataError(problem, location=self.path)
+        if backward := int((end < start).sum()):
+            self.problems.append(
+                f"{role}: {plural(backward, 'row')} without a valid end, counted as 0 ns long"
+            )
+        return {"start_ns": start, "end_ns": np.maximum(start, end)}
+
+    def _add(self, name: str, rows: Columns) -> Table:
+        table = filled(PROCESS_TABLES[name], rows)
+        self.tables[name].append(table)
+        return table
+
+    def add_kernels(self, rows: Columns) -> Table:
+        """Add dispatches (n,).
+
+        rows: columns of `ops` as they are, and vgprs and accums (registers), static (bytes of the symbol),
+        shared (bytes of the dispatch), block_x, items_x and so on, graph, graph_node; -1: not recorded.
+        """
+        static, shared = rows["static"], rows["shared"]
+        columns = {
+            "kind": np.full(len(static), KERNEL),
+            "regs": narrow(np.where(rows["vgprs"] >= 0, rows["vgprs"] + np.maximum(rows["accums"], 0), -1)),
+            "static_smem_bytes": static,
+            "dynamic_smem_bytes": np.where(shared >= 0, np.maximum(shared - np.maximum(static, 0), 0), -1),
+            **{f"block_{axis}": narrow(rows[f"block_{axis}"]) for axis in "xyz"},
+            **{f"grid_{axis}": blocks(rows[f"items_{axis}"], rows[f"block_{axis}"]) for axis in "xyz"},
+        }
+        return self._add("ops", rows | columns | _graph_columns(rows))
+
+    def add_copies(self, rows: Columns) -> None:
+        """Add copies (n,), on the GPU that they reached, else on the one they left.
+
+        rows: columns of `ops` as they are, and target and origin (devices).
+        """
+        device = np.where(rows["target"] >= 0, rows["target"], rows["origin"])
+        columns = copy_columns(self.strings.texts, rows["name_id"]) | {"device": device}
+        self._add("ops", rows | columns | _graph_columns(rows))
+
+    def add_calls(
+        self, rows: Columns, is_mark: np.ndarray, message_of: Callable[[int], str | None] = lambda _: None
+    ) -> Table:
+        """Add API calls, which are returned, and the ranges that a program marked with roctx (is_mark (n,)).
+
+        message_of: the text of a row's mark, None where the call's name is all there is.
+        """
+        strings, marks = self.strings, np.flatnonzero(is_mark)
+        calls = [strings.texts[name] for name in rows["name_id"][marks].tolist()]
+        messages = map(message_of, marks.tolist())
+        texts = [
+            call if call in _NO_TEXT else message or call
+            for call, message in zip(calls, messages, strict=True)
+        ]
+        text_id = np.array([strings.id(text) for text in texts], dtype=np.int32)
+        name_id, seq = strings.stripped(text_id)
+        kinds = np.array([START_END if call in _START_STOP else PUSH_POP for call in calls], dtype=np.int8)
+        marked = {name: column[marks] for name, column in rows.items()}
+        self._add("ranges", marked | {"text_id": text_id, "name_id": name_id, "seq": seq, "kind": kinds})
+        return self._add("api", {name: column[~is_mark] for name, column in rows.items()})
+
+    def judge(self, process: int, ids: np.ndarray, *, calls: bool) -> None:
+        """Judge the dispatch ids (n,) of a process, which count 1, 2, 3, ...
+
+        calls: whether API calls were recorded, which show a missing end; the ids alone cannot.
+        """
+        recorded = ids[ids > 0]
+        numbers = distinct(recorded)
+        if not len(numbers):
+            return
+        lowest, highest = int(numbers[0]), int(numbers[-1])
+        if lowest > 1:
+            n = lowest - 1
+            text = f"the first {plural(n, 'dispatch')} of the process, up to id {n}, are not here"
+            self.lacks.append(Lack("gpu", "head", "D", process, n, highest, n / highest, text))
+        if lost := highest - lowest + 1 - len(numbers):
+            words = f"are missing between others: ids {_gaps(numbers)}"
+            self.lacks.append(missing("gpu", "hole", "D", lost, highest, "dispatch", words, process))
+        if not calls:
+            text = f"dispatch ids end at {highest:,}; without API calls later ones may be missing"
+            self.lacks.append(doubt("gpu", "D", text, place="tail", process=process, of=highest))
+        # Seen in ROCm/rocm-systems#11422 and ROCm/rocm-systems#10439.
+        if repeated := len(recorded) - len(numbers):
+            self.problems.append(
+                f"{plural(repeated, 'row')} repeat the id of another dispatch (kernels replayed for "
+                "counters): counts and times include every pass"
+            )
+
+    def capture(self, collector: str, schema: str | None = None, **info: str) -> Capture:
         """The capture of all that was added."""
+        tables: dict[str, Any] = {
+            name: filled(PROCESS_TABLES[name], *parts) for name, parts in self.tables.items()
+        }
         return Capture(
-            source=path,
+            source=self.path,
             collector=collector,
             schema=schema,
-            ops=joined(self.ops, OPS_COLUMNS),
-            api=joined(self.api, API_COLUMNS),
-            ranges=joined(self.ranges, RANGE_COLUMNS),
-            sync=joined(self.sync, SYNC_COLUMNS),
-            strings=strings.texts,
+            **tables,
+            strings=self.strings.texts,
             devices=tuple(self.devices),
             problems=self.problems,
             info={"vendor": "amd", **info},
@@ -99,18 +182,6 @@ def narrow(column: np.ndarray) -> np.ndarray:
     return fitting
 
 
-def sound_times(path: Path, role: str, start: np.ndarray, end: np.ndarray, problems: list[str]) -> Columns:
-    """start_ns and end_ns (n,), equal where the end is missing or before the start; a problem counts those.
-
-    Raises BadDataError for times that no clock can have counted.
-    """
-    if ((start < 0) | (start > LATEST_NS) | (end > LATEST_NS)).any():
-        raise BadDataError(f"{role} with impossible times (below 0 or above 2^62 ns)", location=path)
-    if backward := int((end < start).sum()):
-        problems.append(f"{role}: {plural(backward, 'row')} without a valid end, counted as 0 ns long")
-    return {"start_ns": start, "end_ns": np.maximum(start, end)}
-
-
 def blocks(items: np.ndarray, block: np.ndarray) -> np.ndarray:
     """Blocks (n,) of a grid that counts work items; -1 where either is not recorded."""
     recorded = (items >= 0) & (block > 0)
@@ -120,55 +191,6 @@ def blocks(items: np.ndarray, block: np.ndarray) -> np.ndarray:
 def kernel_name(kernel: int, shown: str, mangled: str) -> str:
     """The name of a kernel's symbol, demangled where the file has that."""
     return shown or mangled.removesuffix(".kd") or f"kernel {kernel} {NO_SYMBOL}"
-
-
-def kernel_table(rows: Columns) -> Table:
-    """Dispatches (n,) as GPU rows.
-
-    rows: columns of `ops` as they are, and vgprs and accums (registers), static (bytes of the symbol), shared
-    (bytes of the dispatch), block_x, items_x and so on, graph and graph_node, -1 where not recorded.
-    """
-    static, shared = rows["static"], rows["shared"]
-    columns = {
-        "kind": np.full(len(static), KERNEL),
-        "regs": narrow(np.where(rows["vgprs"] >= 0, rows["vgprs"] + np.maximum(rows["accums"], 0), -1)),
-        "static_smem_bytes": static,
-        "dynamic_smem_bytes": np.where(shared >= 0, np.maximum(shared - np.maximum(static, 0), 0), -1),
-        **{f"block_{axis}": narrow(rows[f"block_{axis}"]) for axis in "xyz"},
-        **{f"grid_{axis}": blocks(rows[f"items_{axis}"], rows[f"block_{axis}"]) for axis in "xyz"},
-    }
-    return filled(OPS_COLUMNS, len(static), rows | columns | _graph_columns(rows))
-
-
-def copy_table(rows: Columns, strings: Strings) -> Table:
-    """Copies (n,) as GPU rows, on the GPU that they reached, else on the one they left.
-
-    rows: columns of `ops` as they are, and target and origin (devices).
-    """
-    device = np.where(rows["target"] >= 0, rows["target"], rows["origin"])
-    columns = copy_columns(strings.texts, rows["name_id"]) | {"device": device} | _graph_columns(rows)
-    return filled(OPS_COLUMNS, len(device), rows | columns)
-
-
-def call_tables(
-    rows: Columns, is_mark: np.ndarray, strings: Strings, message_of: Callable[[int], str | None]
-) -> tuple[Table, Table]:
-    """API calls, and the ranges that a program marked with roctx (is_mark (n,)).
-
-    message_of: the text of a row's mark, None where the call's name is all there is.
-    """
-    marks = np.flatnonzero(is_mark)
-    calls = [strings.texts[name] for name in rows["name_id"][marks].tolist()]
-    messages = map(message_of, marks.tolist())
-    texts = [
-        call if call in _NO_TEXT else message or call for call, message in zip(calls, messages, strict=True)
-    ]
-    text_id = np.array([strings.id(text) for text in texts], dtype=np.int32)
-    name_id, seq = strings.stripped(text_id)
-    kinds = np.array([START_END if call in _START_STOP else PUSH_POP for call in calls], dtype=np.int8)
-    ranges = filled(RANGE_COLUMNS, len(is_mark), rows).take(marks)
-    api = filled(API_COLUMNS, len(is_mark), rows).where(~is_mark)
-    return api, ranges.with_columns(text_id=text_id, name_id=name_id, seq=seq, kind=kinds)
 
 
 def _graph_columns(rows: Columns) -> Columns:
@@ -187,49 +209,11 @@ def copy_columns(texts: list[str], name_ids: np.ndarray) -> Columns:
     }
 
 
-def dispatch_lacks(process: int, ids: np.ndarray, *, calls: bool) -> list[Lack]:
-    """What the ids of a process' dispatches (n,) prove: they count 1, 2, 3, ...
-
-    calls: whether API calls were recorded, which show a missing end; the ids alone cannot.
-    """
-    numbers = distinct(ids[ids > 0])
-    if not len(numbers):
-        return []
-    lowest, highest = int(numbers[0]), int(numbers[-1])
-    lacks = []
-    if lowest > 1:
-        n = lowest - 1
-        text = f"the first {plural(n, 'dispatch')} of the process, up to id {n}, are not here"
-        lacks.append(Lack("gpu", "head", "D", process, n, highest, n / highest, text))
-    if missing := highest - lowest + 1 - len(numbers):
-        text = (
-            f"{missing:,} of {plural(highest, 'dispatch')} are missing between others: ids {_gaps(numbers)}"
-        )
-        lacks.append(Lack("gpu", "hole", "D", process, missing, highest, missing / highest, text))
-    if not calls:
-        text = f"dispatch ids end at {highest:,}; without API calls later ones may be missing"
-        lacks.append(Lack("gpu", "tail", "D", process, 0, highest, None, text, unknown=True))
-    return lacks
-
-
 def _gaps(numbers: np.ndarray) -> str:
     """`3, 7 to 9 and 2 more`: the ids between those that were seen, ascending."""
     edges = np.flatnonzero(np.diff(numbers) > 1)
     spans = zip((numbers[edges] + 1).tolist(), (numbers[edges + 1] - 1).tolist(), strict=True)
     return first_few([f"{start:,}" if start == end else f"{start:,} to {end:,}" for start, end in spans], 3)
-
-
-def repeated_dispatches(ids: np.ndarray) -> list[str]:
-    """One sentence where several rows have one dispatch id: passes of a replay for counters."""
-    # Seen in ROCm/rocm-systems#11422 and ROCm/rocm-systems#10439.
-    recorded = ids[ids > 0]
-    repeated = len(recorded) - len(distinct(recorded))
-    if not repeated:
-        return []
-    return [
-        f"{plural(repeated, 'row')} repeat the id of another dispatch (kernels replayed for counters): "
-        "counts and times include every pass"
-    ]
 
 
 def device_of_agent(agent: dict[str, Any], ordinal: int, name: str, process: int) -> Device:

@@ -32,9 +32,9 @@ from lab.recordings.capture import (
     by_process,
     filled,
 )
-from lab.recordings.rocm import Columns, Parts, blocks, copy_columns, json_object, narrow, sound_times
+from lab.recordings.rocm import Parts, blocks, copy_columns, json_object, narrow
 from lab.recordings.sqlite import Database, lookup
-from lab.recordings.tables import NO_SYMBOL, Table
+from lab.recordings.tables import NO_SYMBOL, Columns, Table
 from lab.stats.columns import per_distinct
 
 _MARKER = "UserMarker"
@@ -110,26 +110,29 @@ class Strides:
 
 
 def load(path: Path | str) -> Capture:
-    """Read one file, with its write-ahead log if that lies beside it.
-
-    Raises MissingError without the file; BadDataError if it is truncated, damaged or holds values of wrong
-    types.
-    """
-    path = Path(path)
-    strings = Strings()
-    with sqlite.opened(path) as connection:
-        database = Database(connection, path)
+    """Read one file, with its write-ahead log if that lies beside it."""
+    parts = Parts(Path(path))
+    strings = parts.strings
+    with sqlite.opened(parts.path) as connection:
+        database = Database(connection, parts.path)
+        parts.problems = database.problems
         metadata = _metadata(database)
         strides = Strides(_whole(metadata.get("gpu_stride")), _whole(metadata.get("pid_stride")))
-        calls = _calls(database)
-        texts = _texts(database, calls)
-        ops, waits = _operations(database, strings, texts, calls, strides)
+        calls = _calls(database, parts)
+        needed = {"id": "id", "device": "gpuId", "start": "start", "end": "end", "type": "opType_id"}
+        rows = database.integers("rocpd_op", needed, {"text": "description_id"})
+        # Names, types, domains and categories; arguments may be many, and may hold paths.
+        columns = [rows["type"], rows["text"], calls["name"], calls["domain"], calls["category"]]
+        used = set(np.unique(np.concatenate(columns)).tolist())
+        texts = database.texts("rocpd_string", "id", "string", only=used)
+        ops, waits = _operations(database, parts, texts, calls, strides, rows)
         api, ranges = _api(database, strings, texts, calls)
         ops, waits = _with_ordinals(database, strides, ops, waits)
-    (ops, api, ranges, waits), processes = by_process([ops, api, ranges, waits])
-    parts = Parts([ops], [api], [ranges], [waits], [_local(process, strides) for process in processes])
-    parts.problems += database.problems
-    return parts.capture(path, "rpd", strings, metadata.get("schema_version"))
+    tables, processes = by_process([ops, api, ranges, waits])
+    for name, table in zip(("ops", "api", "ranges", "sync"), tables, strict=True):
+        parts.tables[name].append(table)
+    parts.processes += [_local(process, strides) for process in processes]
+    return parts.capture("rpd", metadata.get("schema_version"))
 
 
 def _with_ordinals(database: Database, strides: Strides, ops: Table, waits: Table) -> tuple[Table, Table]:
@@ -145,8 +148,7 @@ def _with_ordinals(database: Database, strides: Strides, ops: Table, waits: Tabl
         return ops, waits
     ordinal = np.array(sensed, dtype=np.int32)
     ops, waits = (
-        Table({**table.as_dict(), "device": ordinal[np.searchsorted(used, table.device)]})
-        for table in (ops, waits)
+        table.with_columns(device=ordinal[np.searchsorted(used, table.device)]) for table in (ops, waits)
     )
     return ops, waits
 
@@ -185,45 +187,35 @@ def _metadata(database: Database) -> dict[str, str]:
     return {str(tag): str(value) for tag, value in rows}
 
 
-def _texts(database: Database, calls: Columns) -> dict[int, str]:
-    """Names, types, domains and categories by id; arguments may be many, and may hold paths."""
-    of_ops = database.integers("rocpd_op", {"type": "opType_id"}, {"text": "description_id"})
-    columns = [*of_ops.values(), calls["name"], calls["domain"], calls["category"]]
-    used = set(np.unique(np.concatenate(columns)).tolist())
-    return database.texts("rocpd_string", "id", "string", only=used)
-
-
 def _whole(text: str | None) -> int:
     return int(text) if text and text.isdecimal() else 0
 
 
-def _calls(database: Database) -> Columns:
+def _calls(database: Database, parts: Parts) -> Columns:
     needed = {name: name for name in ("id", "pid", "tid", "start", "end")} | {"name": "apiName_id"}
     optional = {"domain": "domain_id", "category": "category_id", "args": "args_id"}
     rows = database.integers("rocpd_api", needed, optional)
-    return rows | sound_times(database.path, "calls", rows["start"], rows["end"], database.problems)
+    return rows | parts.times("calls", rows)
 
 
 def _operations(
-    database: Database, strings: Strings, texts: dict[int, str], calls: Columns, strides: Strides
+    database: Database, parts: Parts, texts: dict[int, str], calls: Columns, strides: Strides, rows: Columns
 ) -> tuple[Table, Table]:
-    """Kernels, copies and fills; and the barriers, which are waits."""
-    needed = {"id": "id", "device": "gpuId", "start": "start", "end": "end", "type": "opType_id"}
-    rows = database.integers("rocpd_op", needed, {"text": "description_id"})
+    """Kernels, copies and fills; and the barriers, which are waits. rows: columns of rocpd_op."""
     links = database.integers("rocpd_api_ops", {"op": "op_id", "api": "api_id"})
     call = lookup(links["op"], links["api"], rows["id"])
     device = np.where(strides.gpu > 0, rows["device"] % max(strides.gpu, 1), rows["device"])
-    kinds, names = _kinds_and_names(database, strings, texts, rows)
+    kinds, names = _kinds_and_names(database, parts.strings, texts, rows)
     launch = _launches(database, calls, texts, call)
     stream = np.maximum(launch.pop("stream"), _streams(database, "rocpd_copyapi", call))
-    shared = sound_times(database.path, "operations", rows["start"], rows["end"], database.problems) | {
+    shared = parts.times("operations", rows) | {
         "device": narrow(device),
         "pid": lookup(calls["id"], calls["pid"], call),
         "corr": call,
         "stream": stream,
     }
     copy = database.integers("rocpd_copyapi", {"id": "api_ptr_id"}, {"size": "size"})
-    of_copy = copy_columns(strings.texts, names) | {"bytes": lookup(copy["id"], copy["size"], call)}
+    of_copy = copy_columns(parts.strings.texts, names) | {"bytes": lookup(copy["id"], copy["size"], call)}
     columns = {
         **shared,
         **{name: np.where(kinds == KERNEL, column, -1) for name, column in launch.items()},
@@ -232,8 +224,8 @@ def _operations(
         "kind": kinds,
         "name_id": names,
     }
-    ops = filled(OPS_COLUMNS, len(kinds), columns).where(kinds != _WAIT)
-    return ops, filled(SYNC_COLUMNS, len(kinds), shared).where(kinds == _WAIT)
+    ops = filled(OPS_COLUMNS, columns).where(kinds != _WAIT)
+    return ops, filled(SYNC_COLUMNS, shared).where(kinds == _WAIT)
 
 
 def _kinds_and_names(
@@ -314,7 +306,7 @@ def _api(database: Database, strings: Strings, texts: dict[int, str], calls: Col
     is_mark = marks > 0
     shared = {name: calls[name] for name in ("start_ns", "end_ns", "pid", "tid")}
     call = shared | {"corr": calls["id"], "name_id": names}
-    api = filled(API_COLUMNS, len(names), call).where(~is_mark)
+    api = filled(API_COLUMNS, call).where(~is_mark)
     rows = {name: column[is_mark] for name, column in calls.items()}
-    ranges = filled(RANGE_COLUMNS, len(names), shared).where(is_mark)
-    return api, Table(ranges.as_dict() | range_columns(database, strings, texts, rows))
+    ranges = filled(RANGE_COLUMNS, shared).where(is_mark)
+    return api, ranges.with_columns(**range_columns(database, strings, texts, rows))

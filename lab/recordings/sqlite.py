@@ -2,23 +2,20 @@
 
 from __future__ import annotations
 
-import gzip
 import shutil
 import sqlite3
 import tempfile
-import zlib
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing, contextmanager
 from functools import partial
 from itertools import chain
 from pathlib import Path
-from typing import BinaryIO
 from urllib.parse import quote
 
 import numpy as np
 
 from lab.errors import BadDataError, LabError, writing
-from lab.recordings.pieces import start_of
+from lab.recordings.pieces import inflated, start_of
 
 MAGIC = b"SQLite format 3\x00"
 _JOURNALS = ("-wal", "-journal")
@@ -100,21 +97,13 @@ def unzipped(path: Path) -> Iterator[Path]:
     with tempfile.TemporaryDirectory(prefix="lab-sqlite-") as folder:
         target = Path(folder) / "unzipped.sqlite"
         with writing(target), target.open("wb") as file:
-            _unzip(path, file)
+            file.writelines(inflated(path))
         try:
             yield target
         except LabError as error:
             if not (error.location or str(target)).startswith(str(target)):
                 raise
             raise type(error)(error.problem, location=path, fix=error.fix) from error
-
-
-def _unzip(path: Path, into: BinaryIO) -> None:
-    try:
-        with gzip.open(path) as file:
-            shutil.copyfileobj(file, into, 1 << 20)
-    except (gzip.BadGzipFile, EOFError, zlib.error) as error:
-        raise BadDataError(f"the gzip file is truncated or damaged: {error}", location=path) from error
 
 
 # Longer than any name that a profiler writes; a hostile cell may hold a gigabyte.

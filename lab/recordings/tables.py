@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import numpy as np
@@ -13,6 +13,7 @@ NO_SYMBOL = (
 )
 GRAPH = 3  # a whole graph replay, recorded as one row without its kernels
 Schema = Mapping[str, Any]
+Columns = dict[str, np.ndarray]
 
 
 class Table:
@@ -77,24 +78,16 @@ def _frozen(column: np.ndarray) -> np.ndarray:
     return view
 
 
-Chunk = Mapping[str, np.ndarray]
+def filled(schema: Schema, *parts: Mapping[str, np.ndarray] | Table) -> Table:
+    """One table of `schema` from parts with columns of equal length; -1 in the columns that a part lacks."""
+    chunks = [part.as_dict() if isinstance(part, Table) else part for part in parts]
+    lengths = [len(next(iter(chunk.values()), ())) for chunk in chunks]
 
+    def column(name: str, kind: Any) -> np.ndarray:
+        pieces = [
+            np.asarray(chunk[name], dtype=kind) if name in chunk else np.full(length, -1, dtype=kind)
+            for chunk, length in zip(chunks, lengths, strict=True)
+        ]
+        return pieces[0] if len(pieces) == 1 else np.concatenate([np.empty(0, dtype=kind), *pieces])
 
-def concat(chunks: Sequence[Chunk], schema: Schema) -> Table:
-    """One table of `schema` from chunks of its columns; an empty table from no chunks."""
-    return Table(concatenated(chunks, schema))
-
-
-def concatenated(chunks: Sequence[Chunk], schema: Schema) -> dict[str, np.ndarray]:
-    """The columns of such a table."""
-    return {
-        name: np.concatenate(
-            [np.empty(0, dtype=kind), *(chunk[name] for chunk in chunks)], dtype=kind, casting="unsafe"
-        )
-        for name, kind in schema.items()
-    }
-
-
-def joined(parts: Sequence[Table], schema: Schema) -> Table:
-    """One table of `schema` from tables that have its columns."""
-    return concat([part.as_dict() for part in parts], schema)
+    return Table({name: column(name, kind) for name, kind in schema.items()})

@@ -74,7 +74,7 @@ def _ranges_as_calls(capture: Capture, notes: list[str], path: Path) -> Capture:
     shared = {name: getattr(ranges, name) for name in API_COLUMNS if name in set(ranges)}
     # Threads have numbers of up to 32 bits; the depth goes above them, so that each has a row of its own.
     shared |= {"tid": (ranges.tid << DEPTH_BITS) + nest.level[rows], "corr": np.full(len(rows), -1)}
-    return replace(capture, api=filled(API_COLUMNS, len(rows), shared))
+    return replace(capture, api=filled(API_COLUMNS, shared))
 
 
 def _read(paths: Sequence[Path]) -> tuple[list[Capture], list[str]]:

@@ -12,13 +12,14 @@ from typing import Any
 import msgspec
 
 from lab.core.words import plural, printable, ranks_text
-from lab.errors import BadDataError, LabError
-from lab.recordings.capture import Capture
-from lab.recordings.inspect.walk import Item, Other, items_of, other_of
-from lab.recordings.integrity import Shape, lacks_over_ranks, shape_of
-from lab.recordings.integrity.replays import NO_WINDOWS, Windows, replay_lacks, windows_of
+from lab.errors import LabError
+from lab.recordings.capture import Capture, filled
+from lab.recordings.inspect.walk import Item, items_of, other_of
+from lab.recordings.integrity import Shape, lacks_beside, shape_of
+from lab.recordings.integrity.replays import WINDOWS, replay_lacks, windows_of
 from lab.recordings.lacks import Lack, counted, holes, verdict_of
 from lab.recordings.load import format_of, load_capture, named_as_recording
+from lab.recordings.tables import Table
 
 TOOLS = {
     "kineto": "torch.profiler",
@@ -61,13 +62,16 @@ class Row(msgspec.Struct, kw_only=True):
     error: str | None = None
 
 
+_NO_WINDOWS = filled(WINDOWS)
+
+
 @dataclass
 class _Read:
     """A row, and what the comparison with others needs of its recording."""
 
     row: Row
     path: Path
-    windows: Windows = NO_WINDOWS
+    windows: Table = _NO_WINDOWS
     open_replays: Capture | None = None
     shape: Shape | None = None
 
@@ -95,45 +99,38 @@ def _run_row(path: Path) -> _Read:
         room = Run.open(path).manifest.room
     except LabError as error:
         return _unreadable(path, error, "lab-run")
-    title = f"a run of lab, room {room}; its recordings follow"
-    return _unjudged(path, Other("lab-run", "lab", title, bool, (ANALYZE,)))
+    return _unjudged(path, "lab-run", "lab", f"a run of lab, room {room}; its recordings follow", (ANALYZE,))
 
 
-def _unjudged(path: Path, kind: Other) -> _Read:
+def _unjudged(path: Path, kind: str, tool: str, title: str, forms: Sequence[str] = ()) -> _Read:
     """What lab knows by sight and does not judge."""
-    commands = _commands(kind.commands, path)
-    row = Row(
-        path=str(path), format=kind.format, tool=kind.tool, verdict=None, title=kind.title, commands=commands
-    )
+    commands = _commands(forms, path)
+    row = Row(path=str(path), format=kind, tool=tool, verdict=None, title=title, commands=commands)
     return _Read(row, path)
 
 
 def _of_item(item: Item) -> _Read | None:
     sight = None if item.path.is_dir() else other_of(item.path)
     if sight is not None:
-        return _unjudged(item.path, sight)
+        return _unjudged(item.path, sight.format, sight.tool, sight.title, sight.commands)
     try:
         kind = format_of(item.path)
     except LabError as error:
         wanted = item.named or named_as_recording(item.path)
         return _unreadable(item.path, error, None) if wanted else None
     if kind.load is None and kind.name in NO_TIMELINE:
-        return _unjudged(item.path, Other(kind.name, TOOLS[kind.name], kind.title, bool))
+        return _unjudged(item.path, kind.name, TOOLS[kind.name], kind.title)
     try:
         return _recording(item.path, load_capture(item.path), kind.title)
     except LabError as error:
-        if not item.named and _no_recording(error):
+        # A JSON file in a folder that is something else altogether.
+        if not item.named and error.problem.startswith("not a Kineto trace"):
             return None
         return _unreadable(item.path, error, kind.name)
 
 
 def _commands(forms: Sequence[str], path: Path) -> list[str]:
     return [form.format(shlex.quote(str(path))) for form in forms]
-
-
-def _no_recording(error: LabError) -> bool:
-    """A JSON file in a folder that is something else altogether."""
-    return isinstance(error, BadDataError) and error.problem.startswith("not a Kineto trace")
 
 
 def _unreadable(path: Path, error: LabError, kind: str | None) -> _Read:
@@ -189,9 +186,9 @@ def _over_ranks(entries: Sequence[_Read]) -> None:
         if entry.shape is not None:
             jobs.setdefault(_RANK.sub("rank*", str(entry.path)), []).append((entry.row, entry.shape))
     for ranks in jobs.values():
-        lacks_of_ranks = lacks_over_ranks([shape for _, shape in ranks])
-        for (row, _), lacks in zip(ranks, lacks_of_ranks, strict=True):
-            row.lacks = [*row.lacks, *lacks]
+        for row, shape in ranks:
+            peers = [peer for peer_row, peer in ranks if peer_row is not row]
+            row.lacks = [*row.lacks, *lacks_beside(shape, peers)]
             row.verdict = verdict_of(row.lacks)
 
 

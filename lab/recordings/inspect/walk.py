@@ -124,10 +124,7 @@ def items_of(paths: Sequence[Path]) -> Iterator[Item]:
 
 
 def _below(path: Path) -> Iterator[Item]:
-    if not path.is_dir():
-        yield Item(path, named=True)
-        return
-    if is_recording(path):
+    if not path.is_dir() or is_recording(path):
         yield Item(path, named=True)
         return
     for folder, folders, files in os.walk(path):

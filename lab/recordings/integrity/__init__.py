@@ -28,7 +28,7 @@ from lab.recordings.calls import (
 )
 from lab.recordings.capture import UNCLAIMED, Capture
 from lab.recordings.integrity.physics import durations_ns, impossible
-from lab.recordings.lacks import AXES, Lack, Place
+from lab.recordings.lacks import AXES, Lack, Place, doubt
 from lab.recordings.owners import AMBIGUOUS
 from lab.recordings.phase_names import is_step
 from lab.recordings.tables import GRAPH, MEMCPY
@@ -51,9 +51,7 @@ _LAUNCHED: dict[Place, str] = {
 
 FEWEST_UNTRACED = 3  # copies that all lack a row: the recorder was not asked for them
 # An empty recording proves nothing about the program.
-NOTHING = tuple(
-    Lack(axis, "all", "S", -1, 0, 0, None, "nothing at all was recorded", unknown=True) for axis in AXES
-)
+NOTHING = tuple(doubt(axis, "S", "nothing at all was recorded") for axis in AXES)
 
 
 def integrity_of(of: Capture) -> tuple[Lack, ...]:
@@ -88,7 +86,7 @@ def _host_alone(of: Capture) -> tuple[Lack, ...]:
         return ()
     gpus = plural(len(of.devices), "GPU")
     text = f"neither calls nor GPU rows were recorded beside {gpus}: not used, not traced, or lost"
-    return (Lack("gpu", "all", "S", -1, 0, 0, None, text, unknown=True),)
+    return (doubt("gpu", "S", text),)
 
 
 def _rows_of(processes: np.ndarray, process: int, count: int) -> np.ndarray:
@@ -127,7 +125,7 @@ def _due(of: Capture, *, copies_optional: bool) -> tuple[np.ndarray, list[Lack]]
     one_end = bool((copied > with_row.max(initial=0)).all() or (copied < with_row.min(initial=FOREVER)).all())
     untraced = n >= FEWEST_UNTRACED and not one_end
     text += "" if untraced else "; they were not asked for, or lost"
-    return owed & ~copies, [Lack("gpu", "all", "T", -1, n, n, None, text, unknown=True, untraced=untraced)]
+    return owed & ~copies, [doubt("gpu", "T", text, n=n, of=n, untraced=untraced)]
 
 
 def lost_at_edges(of: Capture) -> np.ndarray:
@@ -147,8 +145,8 @@ def lost_at_edges(of: Capture) -> np.ndarray:
 def _no_calls(process: int, rows: int) -> list[Lack]:
     reason = "no API calls were recorded"
     return [
-        Lack("host", "all", "H", process, rows, rows, None, f"{reason}: who launched what is unknown", True),
-        Lack("gpu", "all", "G", process, 0, rows, None, f"{reason}: lost GPU rows cannot be seen", True),
+        doubt("host", "H", f"{reason}: who launched what is unknown", process=process, n=rows, of=rows),
+        doubt("gpu", "G", f"{reason}: lost GPU rows cannot be seen", process=process, of=rows),
     ]
 
 
@@ -177,29 +175,21 @@ def _gpu_rows(of: Capture, process: int, due: np.ndarray, rows: int) -> list[Lac
         return [Lack("gpu", "all", rule, process, len(due), len(due), 1.0, text)]
     # The window explains a head (rows before it are dropped with a log line only: pytorch/pytorch#192021) and
     # a tail. No sound recording among those tested has a hole.
-    index = np.arange(len(due))
-    first_hit, last_hit = int(hit.argmax()), len(due) - 1 - int(hit[::-1].argmax())
-    parts: list[tuple[Place, np.ndarray]] = [
-        ("head", index < first_hit),
-        ("hole", (index > first_hit) & (index < last_hit)),
-        ("tail", index > last_hit),
-    ]
+    begin, end = np.flatnonzero(hit)[[0, -1]].tolist()
+    runs = int((np.diff((~hit[begin:end]).astype(np.int8)) == 1).sum())
+    places: tuple[tuple[Place, np.ndarray, str], ...] = (
+        ("head", hit[:begin], ""),
+        ("hole", hit[begin:end], f", at {plural(runs, 'place')}"),
+        ("tail", hit[end:], ""),
+    )
     lacks = []
-    for place, mask in parts:
-        n = int((mask & ~hit).sum())
-        if n:
+    for place, hits, detail in places:
+        if n := int((~hits).sum()):
             share = n / len(due)
-            text = (
-                f"{n:,} of {plural(len(due), 'launch')} ({share:.1%}) without a GPU row, {_WHEN[place]}"
-                + _runs(~hit & mask, place)
-            )
+            due_text = plural(len(due), "launch")
+            text = f"{n:,} of {due_text} ({share:.1%}) without a GPU row, {_WHEN[place]}{detail}"
             lacks.append(Lack("gpu", place, "G", process, n, len(due), share, text))
     return lacks
-
-
-def _runs(lost: np.ndarray, place: Place) -> str:
-    runs = int((np.diff(lost.astype(np.int8), prepend=0) == 1).sum())
-    return f", at {plural(runs, 'place')}" if place == "hole" else ""
 
 
 def _host_rows(of: Capture, process: int, ops: np.ndarray, api: np.ndarray) -> list[Lack]:
@@ -234,15 +224,6 @@ def _orphans(of: Capture, process: int, place: Place, rows: np.ndarray, ops: np.
     return Lack("host", part, "H", process, len(rows), len(ops), share, text)
 
 
-def lacks_over_ranks(shapes: Sequence[Shape]) -> list[tuple[Lack, ...]]:
-    """What each rank's recording lacks when compared with the others'; signs, no proofs, hence unknown.
-
-    Unequal numbers of rows prove nothing: pipeline stages and sharded tables make them. Clocks of ranks
-    differ, so a rank's end counts from the start of its own first step.
-    """
-    return [_lacks(index, shapes) for index in range(len(shapes))]
-
-
 class Shape(NamedTuple):
     """One rank: its GPU rows, the names of its steps, ns from its first step to its last GPU row."""
 
@@ -262,20 +243,24 @@ def shape_of(capture: Capture) -> Shape:
     return Shape(len(capture.ops), names, reach_ns, step_ns)
 
 
-def _lacks(index: int, shapes: Sequence[Shape]) -> tuple[Lack, ...]:
-    shape, peers = shapes[index], [peer for i, peer in enumerate(shapes) if i != index]
+def lacks_beside(shape: Shape, peers: Sequence[Shape]) -> tuple[Lack, ...]:
+    """What a rank's recording lacks when compared with the others'; signs, no proofs, hence unknown.
+
+    Unequal numbers of rows prove nothing: pipeline stages and sharded tables make them. Clocks of ranks
+    differ, so a rank's end counts from the start of its own first step.
+    """
     if not peers:
         return ()
     if not shape.rows and any(peer.rows for peer in peers):
         text = f"this rank has no GPU row, {sum(peer.rows > 0 for peer in peers)} of the others have some"
-        return (Lack("gpu", "all", "S", 0, 0, 0, None, text, unknown=True),)
+        return (doubt("gpu", "S", text, process=0),)
     longest = max((peer.steps for peer in peers), key=len)
     absent = [name for name in longest if name not in shape.steps]
     # Profilers of ranks need not stop together: one peer that is as short makes this end a usual one.
     if absent and shape.steps and all(len(peer.steps) > len(shape.steps) for peer in peers):
         n, of = len(absent), len(longest)
         text = f"{n} of {plural(of, 'step')} that every other rank has are not here ({absent[0]} first)"
-        return (Lack("gpu", "tail", "S", 0, n, of, None, text, unknown=True),)
+        return (doubt("gpu", "S", text, place="tail", process=0, n=n, of=of),)
     # Reach counts from the first step, so ranks compare only where they have the same steps.
     reaches = [peer.reach_ns for peer in peers if peer.reach_ns >= 0 and peer.steps == shape.steps]
     if shape.reach_ns < 0 or not reaches or not shape.step_ns:
@@ -285,4 +270,4 @@ def _lacks(index: int, shapes: Sequence[Shape]) -> tuple[Lack, ...]:
     if short_ns <= shape.step_ns:
         return ()
     text = f"this rank's GPU rows end {short_ns / 1e6:.3f} ms before those of every other rank"
-    return (Lack("gpu", "tail", "S", 0, 0, 0, None, text, unknown=True),)
+    return (doubt("gpu", "S", text, place="tail", process=0),)

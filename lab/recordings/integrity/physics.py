@@ -14,15 +14,9 @@ from lab.core.words import plural
 from lab.perfmodel.boards import Board, board_of
 from lab.perfmodel.dtypes import rate_name
 from lab.perfmodel.products import is_product
-from lab.recordings.calls import (
-    WAIT,
-    call_kinds,
-    launch_calls,
-    replayed,
-    uncalled,
-)
+from lab.recordings.calls import WAIT, call_kinds, launch_calls, replayed, uncalled
 from lab.recordings.capture import Capture
-from lab.recordings.lacks import Axis, Lack
+from lab.recordings.lacks import Axis, Lack, doubt
 from lab.recordings.names import is_matmul
 from lab.recordings.owners import first_index
 from lab.recordings.tables import GRAPH, KERNEL, MEMCPY, MEMSET, NO_SYMBOL, Table
@@ -34,6 +28,7 @@ MARGIN = 2.0
 # Smaller copies within a GPU, and fills, may run in its cache (256 MiB of an MI300X is the largest).
 CACHE_BYTES = 256 << 20
 _WITHIN_A_GPU = 8  # copy_kind
+_TRANSFERS, _PRODUCTS = ("copy or fill", "copies and fills"), ("matrix product",)
 # A product competes with the fastest of these. Not float64: cuBLAS emulates it on the units for int8.
 _RATES = {"fp32": ("fp32", "tf32", "fp32_matrix"), "fp16": ("fp16", "fp16_acc16")}
 
@@ -43,18 +38,17 @@ def limit_lacks(capture: Capture) -> list[Lack]:
     boards = dict(_boards(capture))
     if not boards:
         return []
-    rows = {"copy or fill": _fast_copies(capture, boards), "matrix product": _fast_products(capture, boards)}
+    rows = {_TRANSFERS: _fast_copies(capture, boards), _PRODUCTS: _fast_products(capture, boards)}
     lacks = []
-    for kind, (fast, judged) in rows.items():
+    for nouns, (fast, judged) in rows.items():
         for process in distinct(fast.process).tolist():
             ratio = float(fast.ratio[fast.process == process].max())
             n, of = int((fast.process == process).sum()), int((judged == process).sum())
-            plurals = "copies and fills" if kind.startswith("copy") else "matrix products"
-            text = (
-                f"{n:,} of {plural(of, kind, plurals)} took less than half of the time that the GPU's data "
-                f"sheet allows (up to {ratio:,.3g} times its peak): times are at least what is printed"
+            words = (
+                "took less than half of the time that the GPU's data sheet allows "
+                f"(up to {ratio:,.3g} times its peak): times are at least what is printed"
             )
-            lacks.append(Lack("gpu", "all", "B", process, n, of, None, text, unknown=True))
+            lacks.append(Fault(n, of, words, *nouns).lack("gpu", "B", process))
     return lacks
 
 
@@ -140,9 +134,13 @@ class Fault(NamedTuple):
 
     n: int
     of: int
-    noun: str
     words: str
+    noun: str = "GPU row"
     nouns: str | None = None
+
+    def lack(self, axis: Axis, rule: str, process: int) -> Lack:
+        text = f"{self.n:,} of {plural(self.of, self.noun, self.nouns)} {self.words}"
+        return doubt(axis, rule, text, process=process, n=self.n, of=self.of)
 
 
 def _stream_order(of: Capture, ops: np.ndarray, api: np.ndarray) -> Iterator[Fault]:
@@ -171,9 +169,7 @@ def _stream_order(of: Capture, ops: np.ndarray, api: np.ndarray) -> Iterator[Fau
     words = (
         f"outlast later rows of their stream, which no stream allows (the longest takes {longest_ms:,.3f} ms)"
     )
-    yield Fault(
-        int(members[order][late].sum()), len(ops), "GPU row", f"{words}: times are at most what is printed"
-    )
+    yield Fault(int(members[order][late].sum()), len(ops), f"{words}: times are at most what is printed")
 
 
 def _units(of: Capture, rows: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
@@ -213,7 +209,7 @@ def _clocks(of: Capture, ops: np.ndarray, api: np.ndarray) -> Iterator[Fault]:
         words = (
             f"begin up to {far_s:,.3g} s {side} the call that launched them: clocks or units of GPU and host"
         )
-        yield Fault(int(rows.sum()), len(ops), "GPU row", f"{words} {_DIFFER}")
+        yield Fault(int(rows.sum()), len(ops), f"{words} {_DIFFER}")
 
 
 def _waits(of: Capture, ops: np.ndarray, api: np.ndarray) -> Iterator[Fault]:
@@ -235,7 +231,7 @@ def _waits(of: Capture, ops: np.ndarray, api: np.ndarray) -> Iterator[Fault]:
     late_ns = over_ns[over_ns > OUTLASTS_NS]
     far_s = int(late_ns.max(initial=0)) / 1e9
     words = f"end up to {far_s:,.3g} s after the return of a call that waited for them"
-    yield Fault(len(late_ns), len(ops), "GPU row", f"{words}: clocks of GPU and host {_DIFFER}")
+    yield Fault(len(late_ns), len(ops), f"{words}: clocks of GPU and host {_DIFFER}")
 
 
 def _rows_twice(of: Capture, ops: np.ndarray, api: np.ndarray) -> Iterator[Fault]:
@@ -247,7 +243,7 @@ def _rows_twice(of: Capture, ops: np.ndarray, api: np.ndarray) -> Iterator[Fault
     is_single &= durations_ns(of, ops) > 0
     n = _written_twice(of.ops, ops[is_single], _PLACE) + _written_twice(of.ops, ops[~is_single], _IDENTITY)
     words = "are there twice (same stream, start and name): counts and times are too high"
-    yield Fault(n, len(ops), "GPU row", words)
+    yield Fault(n, len(ops), words)
 
 
 def _calls_twice(of: Capture, ops: np.ndarray, api: np.ndarray) -> Iterator[Fault]:
@@ -255,7 +251,7 @@ def _calls_twice(of: Capture, ops: np.ndarray, api: np.ndarray) -> Iterator[Faul
     numbered = api[of.api.corr[api] > 0]
     n = _written_twice(of.api, numbered, _CALL_IDENTITY)
     words = "are there twice (same thread, start, end, name and correlation): counts are too high"
-    yield Fault(n, len(api), "API call", words)
+    yield Fault(n, len(api), words, "API call")
 
 
 def _numbers_twice(of: Capture, ops: np.ndarray, api: np.ndarray) -> Iterator[Fault]:
@@ -270,7 +266,7 @@ def _numbers_twice(of: Capture, ops: np.ndarray, api: np.ndarray) -> Iterator[Fa
     calls = distinct_rows(keys)[0][:, number]
     n = len(calls) - len(distinct_rows(calls)[0])
     words = "have the number of another call of their process, as in recordings merged by hand"
-    yield Fault(n, len(api), "API call", f"{words}: who launched which row is unknown")
+    yield Fault(n, len(api), f"{words}: who launched which row is unknown", "API call")
 
 
 def _written_twice(table: Table, rows: np.ndarray, identity: Sequence[str]) -> int:
@@ -290,14 +286,11 @@ def _unmeasured(of: Capture, ops: np.ndarray, api: np.ndarray) -> Iterator[Fault
     """Rule Z: kernels, copies and fills that took no time, in a recording that resolves less than a µs; of
     any resolution if no kernel took time."""
     fine = _is_fine(of, ops)
-    for kinds, noun, nouns in (
-        ((KERNEL,), "kernel", "kernels"),
-        ((MEMCPY, MEMSET), "copy or fill", "copies and fills"),
-    ):
+    for kinds, nouns in (((KERNEL,), ("kernel",)), ((MEMCPY, MEMSET), _TRANSFERS)):
         rows = ops[np.isin(of.ops.kind[ops], kinds)]
         n = int((durations_ns(of, rows) <= 0).sum())
         if n and (fine or (kinds == (KERNEL,) and n == len(rows))):
-            yield Fault(n, len(rows), noun, "took 0 ns: their times were not measured", nouns)
+            yield Fault(n, len(rows), "took 0 ns: their times were not measured", *nouns)
 
 
 def _is_fine(of: Capture, ops: np.ndarray) -> bool:
@@ -313,7 +306,7 @@ def _unnamed(of: Capture, ops: np.ndarray, api: np.ndarray) -> Iterator[Fault]:
     whole_ns = int(durations_ns(of, kernels).sum())
     share = int(durations_ns(of, rows).sum()) / max(whole_ns, 1)
     words = "have no name in the recording: they stand as one kernel without a name"
-    yield Fault(len(rows), len(kernels), "kernel", f"({share:.1%} of kernel time) {words}")
+    yield Fault(len(rows), len(kernels), f"({share:.1%} of kernel time) {words}", "kernel")
 
 
 def is_blank(name: str) -> bool:
@@ -344,5 +337,4 @@ def impossible(of: Capture, process: int, ops: np.ndarray, api: np.ndarray) -> I
     for rule, axis, faults in PHYSICS:
         for fault in faults(of, ops, api):
             if fault.n:
-                text = f"{fault.n:,} of {plural(fault.of, fault.noun, fault.nouns)} {fault.words}"
-                yield Lack(axis, "all", rule, process, fault.n, fault.of, None, text, unknown=True)
+                yield fault.lack(axis, rule, process)

@@ -30,8 +30,9 @@ from lab.recordings.calls import (
     replayed,
     replays_of,
 )
-from lab.recordings.capture import GRAPH, Capture
+from lab.recordings.capture import GRAPH, Capture, filled
 from lab.recordings.lacks import Lack, Place
+from lab.recordings.tables import Table
 from lab.stats.columns import distinct
 
 # A recording with more distinct replays than this is not compared pair by pair.
@@ -45,22 +46,9 @@ ALMOST_ALL = 0.9
 MANY = 16
 
 
-@dataclass(frozen=True)
-class Windows:
-    """Stream captures (m,) of a recording: process of each, and how many calls made nodes, at least
-    (without memsets) and at most. exact: HIP's captures have a call for every node; CUDA's have more."""
-
-    num_launches: np.ndarray
-    num_calls: np.ndarray
-    process: np.ndarray
-    exact: bool = False
-
-    def __len__(self) -> int:
-        return len(self.num_launches)
-
-
-_NONE = np.empty(0, dtype=np.int64)
-NO_WINDOWS = Windows(_NONE, _NONE, _NONE)
+# Stream captures of a recording: process of each, and how many calls made nodes, at least (without memsets)
+# and at most. exact: HIP's captures have a call for every node; CUDA's have more.
+WINDOWS = {"process": np.int64, "num_launches": np.int64, "num_calls": np.int64, "exact": np.bool_}
 
 
 @dataclass
@@ -85,8 +73,8 @@ class _Class:
         return self.rows >= MANY or len(self.replays) > 1
 
 
-def windows_of(of: Capture) -> Windows:
-    """The stream captures of a recording; those without any call are left out."""
+def windows_of(of: Capture) -> Table:
+    """The stream captures (m,) of a recording, as WINDOWS; those without any call are left out."""
     inside = capture_of_call(of)
     count = len(capture_windows(of))
     nodes = np.isin(call_kinds(of), (LAUNCH, COPY)) & (inside >= 0)
@@ -94,15 +82,14 @@ def windows_of(of: Capture) -> Windows:
     fills = (call_kinds(of) == FILL) & (inside >= 0)
     num_launches = np.bincount(inside[nodes], minlength=count)
     num_calls = num_launches + np.bincount(inside[fills], minlength=count)
-    used = num_calls > 0
     hip = any(of.strings[i].startswith("hip") for i in distinct(of.api.name_id[nodes]).tolist())
-    return Windows(num_launches[used], num_calls[used], capture_windows(of)[used, 0], exact=hip)
+    columns = (capture_windows(of)[:, 0], num_launches, num_calls, np.full(count, hip))
+    return filled(WINDOWS, dict(zip(WINDOWS, columns, strict=True))).where(num_calls > 0)
 
 
-def replay_lacks(
-    of: Capture, captures: Sequence[Windows] = (), judged: np.ndarray | None = None
-) -> list[Lack]:
-    """The findings of rule R, one per process and place. judged: GPU rows (n,) that are left out."""
+def replay_lacks(of: Capture, captures: Sequence[Table] = (), judged: np.ndarray | None = None) -> list[Lack]:
+    """The findings of rule R, one per process and place. captures: WINDOWS of other recordings that may have
+    captured its graphs; judged: GPU rows (n,) that are left out."""
     lacks = _summed_up(of)
     replays = _replays(of, judged)
     if not len(replays):
@@ -221,21 +208,20 @@ class _Judgement:
     like: _Class | None = None
 
 
-def _judgements(all_classes: list[_Class], windows: Windows, captures: Sequence[Windows]) -> list[_Judgement]:
-    judgements = []
+def _judgements(all_classes: list[_Class], windows: Table, captures: Sequence[Table]) -> list[_Judgement]:
+    judgements, of_others = [], filled(WINDOWS, *captures)
     for process in dict.fromkeys(replay_class.process for replay_class in all_classes):
         classes = [replay_class for replay_class in all_classes if replay_class.process == process]
-        launches, calls = (
-            column[windows.process == process] for column in (windows.num_launches, windows.num_calls)
-        )
-        sizes = [(launches, calls), *((capture.num_launches, capture.num_calls) for capture in captures)]
+        of_process = windows.where(windows.process == process)
+        launches = of_process.num_launches
         idle = [size for size in launches.tolist() if not any(one.rows == size for one in classes)]
         # One graph was captured here: replays of almost its size are of it.
-        exact = [capture.num_launches for capture in captures if capture.exact]
-        beside = distinct(np.concatenate([launches if len(launches) == 1 else launches[:0], *exact]))
+        alone = launches if len(launches) == 1 else launches[:0]
+        beside = distinct(np.concatenate([alone, of_others.num_launches[of_others.exact]]))
+        proven = _proven(classes, filled(WINDOWS, of_process, of_others))
         judgements += [
             _judgement(replay_class, is_proven, classes, idle, beside)
-            for replay_class, is_proven in zip(classes, _proven(classes, sizes), strict=True)
+            for replay_class, is_proven in zip(classes, proven, strict=True)
         ]
     return judgements
 
@@ -302,10 +288,10 @@ def _may_be_left(replay_class: _Class, classes: list[_Class], idle: list[int]) -
     return any(replay_class.rows >= LEAST_LEFT * size for size in longer)
 
 
-def _proven(classes: list[_Class], sizes: list[tuple[np.ndarray, np.ndarray]]) -> list[bool]:
+def _proven(classes: list[_Class], windows: Table) -> list[bool]:
     """Tell which replays have the rows of a capture. Where more kinds of replays fit than there are captures,
     one of them is what another graph's replay has left, and none is proven."""
-    low, high = (np.concatenate(column) for column in zip(*sizes, strict=True))
+    low, high = windows.num_launches, windows.num_calls
     fits = [
         frozenset(np.flatnonzero((low <= replay_class.rows) & (replay_class.rows <= high)).tolist())
         for replay_class in classes

@@ -75,10 +75,5 @@ def as_json(lacks: Sequence[Lack]) -> dict[str, Any]:
     return {
         "verdict": verdict_of(lacks),
         "axes": {axis: verdict_of(lacks, axis) for axis in AXES},
-        "lacks": [lack_json(lack) for lack in lacks],
+        "lacks": msgspec.to_builtins(list(lacks)),
     }
-
-
-def lack_json(lack: Lack) -> dict[str, Any]:
-    columns: dict[str, Any] = msgspec.to_builtins(lack)
-    return columns

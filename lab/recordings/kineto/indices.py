@@ -16,7 +16,8 @@ import msgspec
 import numpy as np
 
 from lab.core.words import first_few, plural, printable
-from lab.recordings.lacks import Axis, Lack, Place
+from lab.recordings.lacks import Axis, Lack, Place, doubt, missing
+from lab.recordings.tables import Table
 
 # GPU rows, API calls and arrows have none.
 _WITHOUT = ("kernels", "runtime", "flows")
@@ -59,7 +60,7 @@ class EventIndices:
                 self._numbers.append(numbers[numbers >= 0])
                 self._of_operators.append(np.full(len(self._numbers[-1]), table in _OPERATORS))
 
-    def lacks(self, owners_here: Callable[[], bool] = lambda: False) -> tuple[Lack, ...]:
+    def lacks(self, owners_here: Callable[[], bool]) -> tuple[Lack, ...]:
         """What is missing up to the largest number; events after it cannot be known.
 
         owners_here(): every GPU row still has its operator, so the trace was thinned with care, and nothing
@@ -86,26 +87,25 @@ class EventIndices:
         return tuple(_lack(place, n, total, runs) for place, (n, runs) in counts.items() if n)
 
 
-def owners_are_here(kernels: Mapping[str, np.ndarray], operators: Mapping[str, np.ndarray]) -> bool:
+def owners_are_here(kernels: Table, operators: Table) -> bool:
     """Whether GPU rows name operators by External id, and each of these is in the recording."""
-    wanted = kernels["external_id"]
-    wanted = wanted[wanted > 0]
-    return len(wanted) > 0 and bool(np.isin(wanted, operators["external_id"]).all())
+    wanted = kernels.external_id[kernels.external_id > 0]
+    return len(wanted) > 0 and bool(np.isin(wanted, operators.external_id).all())
 
 
-def owners_lost(kernels: Mapping[str, np.ndarray], operators: Mapping[str, np.ndarray]) -> tuple[Lack, ...]:
+def owners_lost(kernels: Table, operators: Table) -> tuple[Lack, ...]:
     """The finding for GPU rows whose External id names no operator of the recording, though others are here.
 
     Versions before October 2024 give a row that no operator launched its own number (pytorch/kineto#1001).
     """
-    wanted, ids = kernels["external_id"], operators["external_id"]
-    lost = (wanted > 0) & (wanted != kernels["corr"]) & ~np.isin(wanted, ids)
+    wanted, ids = kernels.external_id, operators.external_id
+    lost = (wanted > 0) & (wanted != kernels.corr) & ~np.isin(wanted, ids)
     n, of = int(lost.sum()), len(wanted)
     if not n or not (ids > 0).any():
         return ()
-    is_inside = kernels["start_ns"][lost].max() >= operators["start_ns"].min()
-    text = f"{n:,} of {plural(of, 'GPU row')} name an operator that is not in the recording"
-    return (Lack("ops", "hole" if is_inside else "head", "C", -1, n, of, n / of, text),)
+    is_inside = kernels.start_ns[lost].max() >= operators.start_ns.min()
+    words = "name an operator that is not in the recording"
+    return (missing("ops", "hole" if is_inside else "head", "C", n, of, "GPU row", words),)
 
 
 def cut_short(reason: str | None) -> tuple[Lack, ...]:
@@ -137,10 +137,7 @@ def loss_lines(frame: Mapping[str, Any]) -> list[str]:
 
 def of_log(frame: Mapping[str, Any]) -> tuple[Lack, ...]:
     """Rule N: the findings for what torch.profiler says of a loss."""
-    return tuple(
-        Lack("gpu", "all", "N", -1, 0, 0, None, f"torch.profiler says: {line}", unknown=True)
-        for line in loss_lines(frame)
-    )
+    return tuple(doubt("gpu", "N", f"torch.profiler says: {line}") for line in loss_lines(frame))
 
 
 def untimed(lost: Mapping[str, int], totals: Mapping[str, int]) -> tuple[Lack, ...]:
@@ -149,9 +146,9 @@ def untimed(lost: Mapping[str, int], totals: Mapping[str, int]) -> tuple[Lack, .
     for table, (axis, rows) in _ROWS_OF.items():
         n, of = lost.get(table, 0), totals.get(table, 0)
         if n:
-            share = None if axis == "host" else n / of
-            text = f"{n:,} of {plural(of, rows)} have no readable start or duration and were left out"
-            lacks.append(Lack(axis, "hole", "C", 0, n, of, share, text))
+            words = "have no readable start or duration and were left out"
+            lack = missing(axis, "hole", "C", n, of, rows, words, process=0)
+            lacks.append(msgspec.structs.replace(lack, share=None) if axis == "host" else lack)
     return tuple(lacks)
 
 
@@ -163,7 +160,7 @@ def unread(events: Mapping[str, int]) -> tuple[Lack, ...]:
         return ()
     names = first_few([f"{name} ({n:,})" for name, n in counts.items()], 4)
     text = f"{plural(total, 'event')} of kinds that lab does not read, and no rule looked at: {names}"
-    return (Lack("gpu", "all", "X", -1, total, total, None, text, unknown=True),)
+    return (doubt("gpu", "X", text, n=total, of=total),)
 
 
 def _lack(place: Place, n: int, total: int, runs: int) -> Lack:

@@ -120,8 +120,11 @@ class Ids:
             return self.strings[json.dumps(value)]
 
     def _number_id(self, value: int | str) -> int:
-        """A pid or tid: its number, or for a text -2 minus the text's id."""
-        if isinstance(value, int) and value in INT64:
+        """A pid or tid: its number, or for a text -2 minus the text's id.
+
+        Numbers below -1, as of threads that are hashes, count as texts: they stand where those do.
+        """
+        if isinstance(value, int) and -1 <= value < INT64.stop:
             return value
         return -2 - self.strings[str(value)]
 

@@ -18,7 +18,8 @@ import numpy as np
 from lab.core.files import replacing
 from lab.recordings import views
 from lab.recordings.capture import Capture, shared_memory_bytes
-from lab.recordings.kineto.columns import STREAM_WAIT
+from lab.recordings.kineto import STREAM_WAIT
+from lab.recordings.kineto.decode import Args
 from lab.recordings.owners import first_index
 from lab.recordings.tables import KERNEL, Table
 
@@ -39,34 +40,12 @@ _SHOWN = {
     *("row", "domain", "kernel", "op", "dynamic_smem_bytes", "static_smem_bytes"),
     *(f"{name}_{axis}" for name in ("grid", "block") for axis in "xyz"),
 }
-# What Kineto calls the columns; the rest have the same name there, or are not Kineto's.
+# What Kineto calls the columns, which its reader names alike; kinds of copies are numbers here, texts there.
 _KINETO = {
-    "corr": "correlation",
-    "external_id": "External id",
-    "rf_id": "Record function id",
-    "graph": "graph id",
-    "graph_node": "graph node id",
-    "regs": "registers per thread",
-    "dims": "Input Dims",
-    "types": "Input type",
-    "strides": "Input Strides",
-    "concrete": "Concrete Inputs",
-    "seq": "Sequence number",
-    "collective": "Collective name",
-    "in_nelems": "In msg nelems",
-    "out_nelems": "Out msg nelems",
-    "group_size": "Group size",
-    "in_split": "In split size",
-    "out_split": "Out split size",
-    "pg_name": "Process Group Name",
-    "pg_desc": "Process Group Description",
-    "pg_ranks": "Process Group Ranks",
-    "dst_rank": "Dst Rank",
-    "src_rank": "Src Rank",
-    "group_rank": "Rank",
-    "on_stream": "wait_on_stream",
-    "record": "wait_on_cuda_event_record_corr_id",
-}
+    field.name: field.encode_name
+    for field in msgspec.structs.fields(Args)
+    if not field.name.endswith("_kind")
+} | {"corr": "correlation", "seq": "Sequence number"}
 _LISTS = {"dims", "types", "strides", "concrete", "in_split", "out_split"}  # texts of JSON
 _IDS = {"corr", "external_id", "record"}  # shifted, so that no rank has another's
 # Ids past this are hashes rather than counters; adding to them could leave the 53 bits that viewers keep.
@@ -139,15 +118,12 @@ def merge_captures(
 @contextmanager
 def _packed(target: Path) -> Iterator[IO[bytes]]:
     """A file that appears once it is complete, gzip where its name ends so; equal input, equal bytes."""
-    if target.suffix != ".gz":
-        with replacing(target) as file:
+    with replacing(target) as file:
+        if target.suffix != ".gz":
             yield file
-        return
-    with (
-        replacing(target) as file,
-        packer.GzipFile(filename="", mode="wb", fileobj=file, compresslevel=2, mtime=0) as gz,
-    ):
-        yield gz
+            return
+        with packer.GzipFile(filename="", mode="wb", fileobj=file, compresslevel=2, mtime=0) as gz:
+            yield gz
 
 
 def _frame(ranks: Mapping[int, Capture], base_ns: int, absent: Sequence[int]) -> dict[str, Any]:

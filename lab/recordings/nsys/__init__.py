@@ -25,30 +25,14 @@ from lab.recordings.nsys.export import (
     Export,
     StringIds,
     among,
-    check_presence,
     host_pid_of,
-    pid_of,
+    low_bits,
     read_devices,
     read_info,
     stated_lacks,
     untraced_lacks,
 )
-from lab.recordings.nsys.export import (
-    check as check,
-)
-from lab.recordings.nsys.export import (
-    is_folder as is_folder,
-)
-from lab.recordings.nsys.operations import (
-    never_closed,
-    read_api_calls,
-    read_graph_nodes,
-    read_operations,
-    read_os_calls,
-    read_ranges,
-    read_waits,
-    with_bare_names,
-)
+from lab.recordings.nsys.operations import never_closed, read_tables, with_bare_names
 from lab.recordings.sqlite import opened
 from lab.recordings.tables import Table
 
@@ -114,7 +98,7 @@ def _gpus(export: Export) -> dict[tuple[int, int], int]:
 def _faults(export: Export, table: str) -> dict[str, np.ndarray]:
     optional = {"global_pid": "globalPid", "pages": "numberOfPageFaults"}
     rows = export.integers(table, {"start_ns": "start"}, optional)
-    pid = pid_of(host_pid_of(rows["global_pid"]))
+    pid = low_bits(host_pid_of(rows["global_pid"]))
     return {"pid": pid, "start_ns": rows["start_ns"], "pages": np.maximum(rows["pages"], 1)}
 
 
@@ -122,11 +106,7 @@ REPORT_SUFFIXES = (".nsys-rep", ".qdrep")
 
 
 def load(path: Path | str) -> Capture:
-    """Read an export.
-
-    Raises MissingError without the file; BadDataError if it is empty, not SQLite, truncated, damaged, not an
-    nsys export, or of a schema with unknown columns.
-    """
+    """Read an export as SQLite."""
     path = Path(path)
     with opened(path) as connection:
         return capture_of(Export(connection, path))
@@ -137,15 +117,7 @@ def capture_of(export: Export) -> Capture:
     export.check()
     lacks = stated_lacks(export)
     strings = StringIds(export)
-    read = [
-        read_operations(export, strings),
-        read_api_calls(export, strings),
-        read_ranges(export, strings),
-        read_waits(export),
-        read_os_calls(export, strings),
-        read_graph_nodes(export),
-    ]
-    (ops, api, ranges, sync, osrt, nodes), processes = _by_process(read)
+    (ops, api, ranges, sync, osrt, nodes), processes = _by_process(read_tables(export, strings))
     meta = export.pairs("META_DATA_EXPORT")
     capture = Capture(
         source=export.path,
@@ -166,14 +138,16 @@ def capture_of(export: Export) -> Capture:
         lacks=lacks + never_closed(ranges, strings.texts) + untraced_lacks(export, strings.texts),
         device_events=read_device_events(export),
     )
-    check_presence(capture)
+    for rows, name in ((capture.kernels, "kernels"), (capture.ranges.kind >= 0, "NVTX ranges")):
+        if not rows.any():
+            capture.problems.append(f"no {name} were recorded")
     return capture
 
 
 def _by_process(tables: Sequence[Table]) -> tuple[list[Table], tuple[Process, ...]]:
     """The tables and processes with plain pids, told apart by machine and pid."""
     keyed, processes = by_process(tables)
-    plain = [Table({**table.as_dict(), "pid": pid_of(table.pid)}) for table in keyed]
+    plain = [table.with_columns(pid=low_bits(table.pid)) for table in keyed]
     hosts = {process.pid >> 24 for process in processes if process.pid is not None}
     return plain, tuple(
         process

@@ -13,8 +13,8 @@ import numpy as np
 
 from lab.core.words import printable
 from lab.errors import BadDataError
-from lab.recordings.capture import Capture, Device, Strings
-from lab.recordings.lacks import Axis, Lack
+from lab.recordings.capture import Device, Strings
+from lab.recordings.lacks import Axis, Lack, doubt
 from lab.recordings.sqlite import Database, opened, quoted
 from lab.stats.columns import per_distinct
 
@@ -95,7 +95,7 @@ def is_folder(names: Collection[str]) -> bool:
 
 
 def check(path: Path | str) -> None:
-    """Raise what `load` raises for a file that is not a readable export, without reading its rows."""
+    """Raise what `nsys.load` raises for a file that is not a readable export, without reading its rows."""
     with opened(Path(path)) as connection:
         Export(connection, Path(path)).check()
 
@@ -107,14 +107,11 @@ def host_pid_of(packed: np.ndarray) -> np.ndarray:
 
 def ids_of(packed: np.ndarray) -> dict[str, np.ndarray]:
     """pid, with the machine's number, and tid (n,) of globalTid."""
-    return {"pid": host_pid_of(packed), "tid": tid_of(packed)}
+    return {"pid": host_pid_of(packed), "tid": low_bits(packed)}
 
 
-def pid_of(host_pid: np.ndarray) -> np.ndarray:
-    return np.where(host_pid < 0, -1, host_pid & 0xFFFFFF)
-
-
-def tid_of(packed: np.ndarray) -> np.ndarray:
+def low_bits(packed: np.ndarray) -> np.ndarray:
+    """The thread (n,) of a globalTid, or the plain process id of a `host_pid_of`."""
     return np.where(packed < 0, -1, packed & 0xFFFFFF)
 
 
@@ -221,7 +218,7 @@ def stated_lacks(export: Export) -> tuple[Lack, ...]:
         text = (
             "nsys' own counts of events (DIAGNOSTIC_EVENT) are not in this export (trimmed, or an old nsys)"
         )
-        lacks.append(Lack("gpu", "all", "N", -1, 0, 0, None, text, unknown=True))
+        lacks.append(doubt("gpu", "N", text))
     if "StringIds" not in export.tables and (rows := _num_gpu_rows(export)):
         text = "the export has no StringIds: names of kernels, calls and ranges are unknown"
         lacks.append(Lack("ops", "all", "names", -1, rows, rows, 1.0, text))
@@ -241,7 +238,7 @@ def untraced_lacks(export: Export, names: Sequence[str]) -> tuple[Lack, ...]:
     if not is_untraced or not any(_MANAGED.match(name) for name in names):
         return ()
     text = "migrations of unified memory could not be traced on this machine"
-    return (Lack("gpu", "all", "T", -1, 0, 0, None, text, unknown=True, untraced=True),)
+    return (doubt("gpu", "T", text, untraced=True),)
 
 
 def losses(texts: Sequence[str]) -> Iterator[Lack]:
@@ -252,17 +249,9 @@ def losses(texts: Sequence[str]) -> Iterator[Lack]:
         if not loss or UNIFIED.search(text) or (_ELSEWHERE.search(text) and not subject):
             continue
         axis: Axis = "ops" if subject and subject[0].upper() == "NVTX" else "gpu"
-        words = f"nsys says: {printable(text.strip())[:300]}"
-        yield Lack(axis, "all", "N", -1, 0, 0, None, words, unknown=True)
+        yield doubt(axis, "N", f"nsys says: {printable(text.strip())[:300]}")
 
 
 def _num_gpu_rows(export: Export) -> int:
     """How many kernels, copies and calls the export has."""
     return sum(export.count(table) for table in _CUDA if table in export.tables)
-
-
-def check_presence(capture: Capture) -> None:
-    if not capture.kernels.any():
-        capture.problems.append("no kernels were recorded")
-    if not len(capture.ranges):
-        capture.problems.append("no NVTX ranges were recorded")

@@ -24,9 +24,9 @@ from lab.recordings.capture import (
     SYNC_COLUMNS,
     filled,
 )
-from lab.recordings.lacks import Lack
-from lab.recordings.nsys.export import PREFIX, Export, StringIds, among, host_pid_of, ids_of, tid_of
-from lab.recordings.tables import Table, joined
+from lab.recordings.lacks import Lack, missing
+from lab.recordings.nsys.export import PREFIX, Export, StringIds, among, host_pid_of, ids_of, low_bits
+from lab.recordings.tables import Columns, Table
 from lab.stats.columns import per_distinct
 
 # Values of NVTX_EVENTS.eventType.
@@ -34,14 +34,26 @@ _PUSH_POP, _START_END, _OLD_PUSH_POP, _OLD_START_END, _DOMAIN = 59, 60, 70, 71, 
 _SIZES = re.compile(r", sizes = (\[[\[\]\d, ]*\])")
 _OPERATOR = re.compile(r"::|^(detach_?|record_param_comms)$|Backward\d*$")
 _RANGES = among("eventType", (_PUSH_POP, _START_END, _OLD_PUSH_POP, _OLD_START_END))
-Columns = dict[str, np.ndarray]
+
+
+def read_tables(export: Export, strings: StringIds) -> list[Table]:
+    """Read ops, api, ranges, sync, osrt and nodes; their pid holds the machine's number, too."""
+    return [
+        read_operations(export, strings),
+        _calls_of(export, strings, PREFIX + "RUNTIME", {"corr": "correlationId"}),
+        read_ranges(export, strings),
+        read_waits(export),
+        # Calls of the operating system's libraries, where they were traced (`--trace=osrt`).
+        _calls_of(export, strings, "OSRT_API", {}),
+        read_graph_nodes(export),
+    ]
 
 
 def read_ranges(export: Export, strings: StringIds) -> Table:
     """Push/pop and start/end ranges, and which were `still_open` at the end."""
     schema = RANGE_COLUMNS | {"still_open": np.int8}
     if "NVTX_EVENTS" not in export.tables:
-        return filled(schema, 0, {})
+        return filled(schema)
     rows = export.integers(
         "NVTX_EVENTS",
         {
@@ -59,11 +71,11 @@ def read_ranges(export: Export, strings: StringIds) -> Table:
     end_in_time(export, "NVTX_EVENTS", rows)
     rows |= ids_of(rows["global_tid"]) | {
         "kind": np.where(np.isin(rows["type"], (_PUSH_POP, _OLD_PUSH_POP)), PUSH_POP, START_END),
-        "end_tid": tid_of(np.where(rows["end_global_tid"] > 0, rows["end_global_tid"], -1)),
+        "end_tid": low_bits(np.where(rows["end_global_tid"] > 0, rows["end_global_tid"], -1)),
         "text_id": _texts(export, strings, rows),
         "domain": _domains(export, strings, rows),
     }
-    return filled(schema, len(rows["row"]), rows)
+    return filled(schema, rows)
 
 
 def _end_the_unfinished(export: Export, rows: Columns) -> None:
@@ -134,17 +146,13 @@ def never_closed(ranges: Table, texts: Sequence[str]) -> tuple[Lack, ...]:
     lost = inside & opened[:-1] & ~np.isin(key[order][:-1], list(recursive))
     if not (n := int(lost.sum())):
         return ()
-    text = (
-        f"{n:,} of {plural(len(pushed), 'range')} were never closed, first "
-        f"{_name(texts, ranges, rows, lost)}, though ranges of the same name follow on their thread: "
+    lost_rows = rows[:-1][lost]
+    name = texts[ranges.text_id[lost_rows[np.argmin(ranges.start_ns[lost_rows])]]]
+    words = (
+        f"were never closed, first {name!r}, though ranges of the same name follow on their thread: "
         "what ran later counts as theirs"
     )
-    return (Lack("ops", "hole", "O", -1, n, len(pushed), n / len(pushed), text),)
-
-
-def _name(texts: Sequence[str], ranges: Table, rows: np.ndarray, lost: np.ndarray) -> str:
-    lost_rows = rows[:-1][lost]
-    return repr(texts[ranges.text_id[lost_rows[np.argmin(ranges.start_ns[lost_rows])]]])
+    return (missing("ops", "hole", "O", n, len(pushed), "range", words),)
 
 
 def with_bare_names(ranges: Table, strings: StringIds) -> Table:
@@ -166,7 +174,7 @@ def with_bare_names(ranges: Table, strings: StringIds) -> Table:
         "kind": np.where(operator, OP, ranges.kind),
         "dims_id": per_distinct(ranges.text_id, dims_of),
     }
-    return filled(RANGE_COLUMNS, len(ranges), columns)
+    return filled(RANGE_COLUMNS, columns)
 
 
 _LATEST_NS = 1 << 62  # no clock counts further
@@ -212,7 +220,7 @@ def read_operations(export: Export, strings: StringIds) -> Table:
             ("GRAPH_TRACE", GRAPH, {}),
         )
     ]
-    ops = joined(parts, OPS_COLUMNS)
+    ops = filled(OPS_COLUMNS, *parts)
     if (ops.kind == GRAPH).any():
         export.problems.append(
             "graph replays were recorded as one row each, without their kernels: "
@@ -238,7 +246,7 @@ def _ops_of_kind(
     else:
         name = "[CUDA memset]" if kind == MEMSET else "[CUDA graph]"
         rows["name_id"] = np.full(len(rows["pid"]), strings.id(name))
-    return filled(OPS_COLUMNS, len(rows["pid"]), rows | {"kind": np.full(len(rows["pid"]), kind)})
+    return filled(OPS_COLUMNS, rows | {"kind": np.full(len(rows["pid"]), kind)})
 
 
 def end_in_time(export: Export, table: str, rows: dict[str, np.ndarray]) -> None:
@@ -252,26 +260,17 @@ def end_in_time(export: Export, table: str, rows: dict[str, np.ndarray]) -> None
         rows["end_ns"] = np.where(backward, rows["start_ns"], rows["end_ns"])
 
 
-def read_api_calls(export: Export, strings: StringIds) -> Table:
-    return _calls_of(export, strings, PREFIX + "RUNTIME", {"corr": "correlationId"})
-
-
-def read_os_calls(export: Export, strings: StringIds) -> Table:
-    """Calls of the operating system's libraries, where they were traced (`--trace=osrt`)."""
-    return _calls_of(export, strings, "OSRT_API", {})
-
-
 def _calls_of(export: Export, strings: StringIds, table: str, needed: dict[str, str]) -> Table:
     needed = {"start_ns": "start", "end_ns": "end", "global_tid": "globalTid", **needed}
     rows = export.integers(table, needed, {"name_id": "nameId"})
     end_in_time(export, table, rows)
     rows |= ids_of(rows["global_tid"]) | {"name_id": strings.indices(rows["name_id"])}
-    return filled(API_COLUMNS, len(rows["pid"]), rows)
+    return filled(API_COLUMNS, rows)
 
 
 def read_waits(export: Export) -> Table:
     rows = export.integers(PREFIX + "SYNCHRONIZATION", _DEVICE_SIDE)
-    return filled(SYNC_COLUMNS, len(rows["corr"]), rows | {"pid": host_pid_of(rows["global_pid"])})
+    return filled(SYNC_COLUMNS, rows | {"pid": host_pid_of(rows["global_pid"])})
 
 
 def read_graph_nodes(export: Export) -> Table:
@@ -279,6 +278,6 @@ def read_graph_nodes(export: Export) -> Table:
     table = "CUDA_GRAPH_NODE_EVENTS"
     needed = {"start_ns": "start", "global_tid": "globalTid", "node": "graphNodeId"}
     if not set(needed.values()) <= export.tables.get(table, set()):
-        return filled(NODE_COLUMNS, 0, {})
+        return filled(NODE_COLUMNS)
     rows = export.integers(table, needed, {"original": "originalGraphNodeId"})
-    return filled(NODE_COLUMNS, len(rows["node"]), rows | ids_of(rows["global_tid"]))
+    return filled(NODE_COLUMNS, rows | ids_of(rows["global_tid"]))

@@ -28,11 +28,7 @@ _FIX = "nsys export --type parquetdir --force-overwrite true FILE.nsys-rep"
 
 
 def load_folder(path: Path | str) -> Capture:
-    """Read an export of `--type parquetdir` through a temporary database, which holds the same tables.
-
-    Raises BadDataError where the export was not finished, or a table is truncated, damaged or of unknown
-    columns.
-    """
+    """Read an export of `--type parquetdir` through a temporary database, which holds the same tables."""
     path = Path(path)
     files = sorted(path.glob(f"*{PARQUET}"))
     tables = [file.name.removesuffix(PARQUET) for file in files]

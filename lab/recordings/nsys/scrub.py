@@ -20,8 +20,7 @@ from urllib.parse import quote
 
 from lab.core.files import make_folder
 from lab.errors import BadDataError, UsageError, writing
-from lab.recordings import nsys
-from lab.recordings.nsys.export import UNIFIED, losses
+from lab.recordings.nsys.export import UNIFIED, check, losses
 from lab.recordings.pieces import start_of
 from lab.recordings.sqlite import quoted, unzipped
 
@@ -82,7 +81,7 @@ def scrub(source: Path | str, target: Path | str) -> Scrubbed:
 
 
 def _scrub(source: Path, target: Path) -> Scrubbed:
-    nsys.check(source)
+    check(source)
     make_folder(target.parent)
     with writing(target), tempfile.TemporaryDirectory(dir=target.parent, prefix=".lab-scrub-") as folder:
         # Beside the target, because a rename is atomic within one file system only.

@@ -9,22 +9,18 @@ from functools import cached_property
 import numpy as np
 
 from lab.core.words import plural
-from lab.recordings.capture import Device, Process, Strings
+from lab.recordings.capture import Device, Process
 from lab.recordings.rocm import (
     API_CATEGORIES,
     MARKERS,
-    Columns,
-    call_tables,
-    copy_table,
+    Parts,
     device_of_agent,
     json_object,
     kernel_name,
-    kernel_table,
     narrow,
-    sound_times,
 )
 from lab.recordings.sqlite import Database, lookup, quoted
-from lab.recordings.tables import Table
+from lab.recordings.tables import Columns, Table
 from lab.stats.columns import per_distinct
 
 _RANKS = ("RANK", "OMPI_COMM_WORLD_RANK")
@@ -195,8 +191,8 @@ _GRAPH = "graph=graph_exec_id graph_node=graph_node_id"
 _SYMBOL = "static=group_segment_size vgprs=arch_vgpr_count accums=accum_vgpr_count"
 
 
-def read_dispatches(section: Section, strings: Strings) -> tuple[Table, np.ndarray]:
-    """The kernels, every row of the table, and their dispatch ids (n,)."""
+def add_dispatches(section: Section, parts: Parts) -> tuple[Table, np.ndarray]:
+    """Add the kernels, every row of the table; returns them and their dispatch ids (n,)."""
     rows = section.integers("kernel_dispatch", _DISPATCH, f"{_SIZES} {_GRAPH} shared=group_segment_size")
     symbols = section.integers("info_kernel_symbol", "id", _SYMBOL)
     symbol_ids = symbols.pop("id")
@@ -204,44 +200,43 @@ def read_dispatches(section: Section, strings: Strings) -> tuple[Table, np.ndarr
     # The file's own views drop such rows in inner joins: roc-optiq#596 shows one lost.
     _note_without(section, "event", rows["event_id"], section.events["id"])
     _note_without(section, "kernel symbol", rows["kernel_id"], symbol_ids)
-    rows |= _shared(section, "kernel_dispatch", rows)
-    rows["name_id"] = _kernel_names(section, rows["kernel_id"], strings)
-    return kernel_table(rows | {"device": section.device_of(rows["agent_id"])}), rows["dispatch_id"]
+    rows |= _shared(section, "kernel_dispatch", rows, parts)
+    shown = section.texts("info_kernel_symbol", "display_name")
+    mangled = section.texts("info_kernel_symbol", "kernel_name")
+
+    def name_of(kernel: int) -> int:
+        return parts.strings.id(kernel_name(kernel, shown.get(kernel, ""), mangled.get(kernel, "")))
+
+    rows["name_id"] = per_distinct(rows["kernel_id"], name_of)
+    return parts.add_kernels(rows | {"device": section.device_of(rows["agent_id"])}), rows["dispatch_id"]
 
 
-def _shared(section: Section, table: str, rows: Columns) -> Columns:
+def _shared(section: Section, table: str, rows: Columns, parts: Parts) -> Columns:
     """Times, process and correlation of rows (n,) with start, end, pid and event_id."""
-    database = section.database
-    times = sound_times(database.path, f"rows of {table}", rows["start"], rows["end"], database.problems)
-    return times | {
+    return parts.times(f"rows of {table}", rows) | {
         "process": section.process_of(rows["pid"]),
         "pid": section.pid_of(rows["pid"]),
         "corr": section.of_event("stack_id", rows["event_id"]),
     }
 
 
-def _kernel_names(section: Section, kernels: np.ndarray, strings: Strings) -> np.ndarray:
-    shown = section.texts("info_kernel_symbol", "display_name")
-    mangled = section.texts("info_kernel_symbol", "kernel_name")
-
-    def id_of(kernel: int) -> int:
-        return strings.id(kernel_name(kernel, shown.get(kernel, ""), mangled.get(kernel, "")))
-
-    return per_distinct(kernels, id_of)
-
-
-def read_copies(section: Section, strings: Strings) -> Table:
-    """The memory copies, every row of the table."""
+def add_copies(section: Section, parts: Parts) -> None:
+    """Add the memory copies, every row of the table."""
     optional = f"{_GRAPH} bytes=size stream=stream_id target=dst_agent_id origin=src_agent_id"
     rows = section.integers("memory_copy", "start end pid name_id event_id", optional)
-    rows |= _shared(section, "memory_copy", rows)
+    rows |= _shared(section, "memory_copy", rows, parts)
     rows |= {name: section.device_of(rows[name]) for name in ("target", "origin")}
-    name_id = per_distinct(rows["name_id"], lambda key: strings.id(section.strings.get(key, "memory copy")))
-    return copy_table(rows | {"name_id": name_id}, strings)
+    rows["name_id"] = _names(section, rows["name_id"], parts, "memory copy")
+    parts.add_copies(rows)
 
 
-def read_calls(section: Section, strings: Strings) -> tuple[Table, Table]:
-    """The API calls, and the ranges: what the program marked. Calls and marks of no duration are samples."""
+def _names(section: Section, ids: np.ndarray, parts: Parts, default: str = "") -> np.ndarray:
+    return per_distinct(ids, lambda key: parts.strings.id(section.strings.get(key, default)))
+
+
+def add_calls(section: Section, parts: Parts) -> Table:
+    """Add the API calls, which are returned, and the ranges that the program marked. Calls and marks of no
+    duration are samples."""
     regions = section.integers("region", "start end pid tid name_id event_id")
     tracks = section.integers("track", "id", "pid tid")
     samples = section.integers("sample", "start=timestamp end=timestamp track_id event_id")
@@ -249,7 +244,7 @@ def read_calls(section: Section, strings: Strings) -> tuple[Table, Table]:
     samples["name_id"] = np.full(len(samples["pid"]), -1)
     # The recorder of samples gives one time: only regions can lack their end.
     rows = {name: np.concatenate([column, samples[name]]) for name, column in regions.items()}
-    shared = _shared(section, "region", rows) | {"tid": section.tid_of(rows["tid"])}
+    shared = _shared(section, "region", rows, parts) | {"tid": section.tid_of(rows["tid"])}
     category = section.of_event("category_id", rows["event_id"])
     # A sample has no name of its own: its category says what it was.
     names = np.where(rows["name_id"] < 0, category, rows["name_id"])
@@ -258,8 +253,8 @@ def read_calls(section: Section, strings: Strings) -> tuple[Table, Table]:
     # Where a category is missing, HIP calls are known by their names.
     is_call |= (category < 0) & is_hip
     messages = {} if is_call.all() else _messages(section)
-    shared["name_id"] = per_distinct(names, lambda key: strings.id(section.strings.get(key, "")))
-    return call_tables(shared, ~is_call, strings, lambda row: messages.get(int(rows["event_id"][row])))
+    shared["name_id"] = _names(section, names, parts)
+    return parts.add_calls(shared, ~is_call, lambda row: messages.get(int(rows["event_id"][row])))
 
 
 def _is_call(category: str) -> bool:

@@ -8,8 +8,6 @@ Only what is needed is decoded: command, configuration and host name are passed 
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
-from functools import cached_property
 from operator import attrgetter
 from pathlib import Path
 from typing import Annotated, Any
@@ -22,18 +20,13 @@ from lab.recordings.capture import Capture, Process, Strings
 from lab.recordings.pieces import read_whole
 from lab.recordings.rocm import (
     MARKERS,
-    Columns,
     Parts,
-    call_tables,
-    copy_table,
     device_of_agent,
     kernel_name,
-    kernel_table,
     narrow,
-    sound_times,
 )
 from lab.recordings.sqlite import lookup
-from lab.recordings.tables import Table
+from lab.recordings.tables import Columns
 from lab.stats.columns import per_distinct
 
 # A number beyond it is an error of the decoder rather than of a column.
@@ -87,8 +80,8 @@ class _Document(msgspec.Struct, frozen=True):
 
 
 _TIMED = {
-    "start_ns": "start_timestamp",
-    "end_ns": "end_timestamp",
+    "start": "start_timestamp",
+    "end": "end_timestamp",
     # rocpd's stack_id. The external id is 0 unless the program sets one, so it joins nothing.
     "corr": "correlation_id.internal",
 }
@@ -98,7 +91,7 @@ _OF_STREAM = {
     "graph_node": "graph_node_id.handle",
 }
 _INFO = {
-    "agent": "agent_id.handle",
+    "device": "agent_id.handle",
     "kernel": "kernel_id",
     "dispatch": "dispatch_id",
     "shared": "group_segment_size",
@@ -147,11 +140,7 @@ _FIX = "record or copy the file again"
 
 
 def read_document(path: Path) -> list[Element]:
-    """The elements of a file, plain or gzip, its rows still as text.
-
-    Raises MissingError without the file; BadDataError if it is truncated, damaged, larger than MOST_BYTES or
-    not what the tool writes.
-    """
+    """The elements of a file, its rows still as text."""
     text = read_whole(path, MOST_BYTES, "record with --output-format rocpd")
     try:
         document = msgspec.json.decode(text.removeprefix(b"\xef\xbb\xbf"), type=_Document)
@@ -162,10 +151,7 @@ def read_document(path: Path) -> list[Element]:
 
 
 def read_columns(element: Element, record: str, path: Path) -> Columns:
-    """Columns (n,) of int64 of an element's rows; record is `call`, `dispatch` or `copy`.
-
-    Raises BadDataError for rows that are not what the tool writes.
-    """
+    """Columns (n,) of int64 of an element's rows; record is `call`, `dispatch` or `copy`."""
     rows: list[Any] = []
     for domain, text in element.buffer_records.items():
         if domain in _DOMAINS[record]:
@@ -180,55 +166,55 @@ def read_columns(element: Element, record: str, path: Path) -> Columns:
     }
 
 
-@dataclass(frozen=True)
-class _Element:
-    """One process' element of the list, still with the file's own ids."""
-
-    path: Path
-    raw: Element
-
-    @cached_property
-    def gpus(self) -> dict[int, dict[str, Any]]:
-        """Agents by handle."""
-        # Type 1 is a CPU, 2 a GPU; both are numbered as agents.
-        agents = [agent for agent in self.raw.agents if isinstance(agent, dict) and agent.get("type") == 2]
-        return {_handle(agent): agent for agent in agents if _ordinal(agent) >= 0}
-
-    def device_of(self, handles: np.ndarray) -> np.ndarray:
-        """The GPU's ordinal (n,) by its agent's handle; -1 for a CPU."""
-        ordinals = np.array([_ordinal(agent) for agent in self.gpus.values()], dtype=np.int64)
-        return narrow(lookup(np.array([*self.gpus], dtype=np.int64), ordinals, handles))
-
-
 def load(path: Path | str) -> Capture:
-    """Read one file, plain or gzip.
-
-    Raises MissingError without the file; BadDataError if it is truncated, damaged, or has rows that the tool
-    does not write.
-    """
-    path = Path(path)
-    strings, parts = Strings(), Parts()
-    for process, raw in enumerate(read_document(path)):
-        element = _Element(path, raw)
-        kernels, dispatches = _kernels(element, process, strings, parts.problems)
-        calls, marks = _calls(element, process, strings, parts.problems)
-        parts.add_dispatches(process, dispatches, calls=len(calls) > 0)
-        parts.ops += [kernels, _copies(element, process, strings, parts.problems)]
-        parts.api.append(calls)
-        parts.ranges.append(marks)
-        parts.processes.append(_process(raw.metadata))
-        parts.devices += [
-            device_of_agent(agent, _ordinal(agent), str(agent.get("product_name", "")), process)
-            for agent in element.gpus.values()
-        ]
-    return parts.capture(path, "rocprofv3", strings)
+    """Read one file, plain or gzip."""
+    parts = Parts(Path(path))
+    for process, element in enumerate(read_document(parts.path)):
+        _add(element, process, parts)
+    return parts.capture("rocprofv3")
 
 
-def _process(metadata: Metadata) -> Process:
-    pid, start_ns, end_ns = (
-        value if 0 < value < 1 << 62 else None for value in msgspec.structs.astuple(metadata)
-    )
-    return Process(pid=pid, start_ns=start_ns, end_ns=end_ns)
+def _add(element: Element, process: int, parts: Parts) -> None:
+    strings, metadata = parts.strings, element.metadata
+    # Type 1 is a CPU, 2 a GPU; both are numbered as agents.
+    agents = [agent for agent in element.agents if isinstance(agent, dict) and agent.get("type") == 2]
+    gpus = {_handle(agent): agent for agent in agents if _ordinal(agent) >= 0}
+    handles = np.array([*gpus], dtype=np.int64)
+    ordinals = np.array([_ordinal(agent) for agent in gpus.values()], dtype=np.int64)
+
+    def rows_of(record: str) -> Columns:
+        rows = read_columns(element, record, parts.path)
+        size = len(rows["start"])
+        rows |= parts.times("rows", rows)
+        rows |= {"process": np.full(size, process), "pid": np.full(size, metadata.pid)}
+        # -1 for a CPU.
+        agents = {name: rows[name] for name in ("device", "target", "origin") if name in rows}
+        return rows | {name: narrow(lookup(handles, ordinals, column)) for name, column in agents.items()}
+
+    symbols = {symbol.kernel_id: symbol for symbol in element.kernel_symbols}
+
+    def of_symbol(kernel: int) -> tuple[int, int, int, int]:
+        symbol = symbols.get(kernel) or Symbol(kernel)
+        name = strings.id(kernel_name(kernel, symbol.formatted_kernel_name, symbol.kernel_name))
+        return name, symbol.group_segment_size, symbol.arch_vgpr_count, symbol.accum_vgpr_count
+
+    kernels = rows_of("dispatch")
+    of_symbols = per_distinct(kernels["kernel"], of_symbol, width=4).T
+    parts.add_kernels(kernels | dict(zip(("name_id", "static", "vgprs", "accums"), of_symbols, strict=True)))
+    calls = rows_of("call")
+    calls["name_id"], is_mark = _names(element, calls, strings)
+    messages = {marker.key: marker.value for marker in element.strings.marker_api}
+    api = parts.add_calls(calls, is_mark, lambda row: messages.get(int(calls["corr"][row])))
+    parts.judge(process, kernels["dispatch"], calls=len(api) > 0)
+    copies = rows_of("copy")
+    parts.add_copies(copies | {"name_id": _names(element, copies, strings)[0]})
+    ids = (metadata.pid, metadata.init_time, metadata.fini_time)
+    pid, start_ns, end_ns = (value if 0 < value < 1 << 62 else None for value in ids)
+    parts.processes.append(Process(pid=pid, start_ns=start_ns, end_ns=end_ns))
+    parts.devices += [
+        device_of_agent(agent, _ordinal(agent), str(agent.get("product_name", "")), process)
+        for agent in gpus.values()
+    ]
 
 
 def _handle(agent: dict[str, Any]) -> int:
@@ -242,49 +228,12 @@ def _ordinal(agent: dict[str, Any]) -> int:
     return number if isinstance(number, int) and 0 <= number < 1 << 31 else -1
 
 
-def _rows(element: _Element, record: str, process: int, problems: list[str]) -> Columns:
-    rows = read_columns(element.raw, record, element.path)
-    size = len(rows["start_ns"])
-    times = sound_times(element.path, "rows", rows["start_ns"], rows["end_ns"], problems)
-    return rows | times | {"process": np.full(size, process), "pid": np.full(size, element.raw.metadata.pid)}
-
-
-def _kernels(
-    element: _Element, process: int, strings: Strings, problems: list[str]
-) -> tuple[Table, np.ndarray]:
-    rows = _rows(element, "dispatch", process, problems)
-    symbols = {symbol.kernel_id: symbol for symbol in element.raw.kernel_symbols}
-
-    def of_symbol(kernel: int) -> tuple[int, int, int, int]:
-        symbol = symbols.get(kernel) or Symbol(kernel)
-        name = strings.id(kernel_name(kernel, symbol.formatted_kernel_name, symbol.kernel_name))
-        return name, symbol.group_segment_size, symbol.arch_vgpr_count, symbol.accum_vgpr_count
-
-    columns = per_distinct(rows["kernel"], of_symbol, width=4).T
-    rows |= dict(zip(("name_id", "static", "vgprs", "accums"), columns, strict=True))
-    return kernel_table(rows | {"device": element.device_of(rows["agent"])}), rows["dispatch"]
-
-
-def _copies(element: _Element, process: int, strings: Strings, problems: list[str]) -> Table:
-    rows = _rows(element, "copy", process, problems)
-    rows |= {name: element.device_of(rows[name]) for name in ("target", "origin")}
-    return copy_table(rows | {"name_id": _names(element, rows, strings)[0]}, strings)
-
-
-def _calls(element: _Element, process: int, strings: Strings, problems: list[str]) -> tuple[Table, Table]:
-    """The API calls, and the ranges that the program marked."""
-    rows = _rows(element, "call", process, problems)
-    rows["name_id"], is_mark = _names(element, rows, strings)
-    messages = {marker.key: marker.value for marker in element.raw.strings.marker_api}
-    return call_tables(rows, is_mark, strings, lambda row: messages.get(int(rows["corr"][row])))
-
-
-def _names(element: _Element, rows: Columns, strings: Strings) -> tuple[np.ndarray, np.ndarray]:
+def _names(element: Element, rows: Columns, strings: Strings) -> tuple[np.ndarray, np.ndarray]:
     """String ids (n,) of operations, and whether they are markers of a program (n,)."""
 
     def of_pair(pair: list[int]) -> tuple[int, bool]:
         number, operation = pair
-        kind = _at(element.raw.strings.buffer_records, number) or Kind()
+        kind = _at(element.strings.buffer_records, number) or Kind()
         name = _at(kind.operations, operation) or f"{kind.kind or number} {operation}"
         return strings.id(name), kind.kind in MARKERS
 

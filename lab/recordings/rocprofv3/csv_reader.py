@@ -8,20 +8,21 @@ order.
 from __future__ import annotations
 
 import csv
-import gzip
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from io import StringIO
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
 from lab.errors import BadDataError
-from lab.recordings.capture import Capture, Device, Strings
-from lab.recordings.rocm import MARKERS, Columns, Parts, call_tables, copy_table, kernel_table, sound_times
-from lab.recordings.tables import Table
+from lab.recordings.capture import Capture, Device
+from lab.recordings.pieces import read_whole
+from lab.recordings.rocm import MARKERS, Parts
+from lab.recordings.tables import Columns, Table
 
+MOST_BYTES = 2 << 30
 HEADER = (b"Kernel_Name", b"Start_Timestamp", b"End_Timestamp")
 _CALLS = ("hip_api", "hip_runtime_api", "hip_compiler_api", "hsa_api", "rccl_api")
 _KERNELS = re.compile(r"(?P<stem>.*)kernel_trace\.csv(?P<gz>\.gz)?")
@@ -38,24 +39,21 @@ def is_kernel_trace(start: bytes) -> bool:
 
 
 def load_csv(path: Path) -> Capture:
-    """Read a kernel trace and its neighbours. Raises BadDataError for a row that does not fit its header."""
-    strings, parts = Strings(), Parts()
+    """Read a kernel trace and its neighbours."""
+    parts = Parts(path)
     kernels = _Rows.of(path, ("Kernel_Name", "Agent_Id", "Dispatch_Id", *_TIMES))
     copies = _Rows.of(_beside(path, "memory_copy_trace"), _TIMES)
     calls = [_Rows.of(_beside(path, f"{domain}_trace"), _FUNCTION) for domain in _CALLS]
     marks = _Rows.of(_beside(path, "marker_api_trace"), _FUNCTION)
     devices = _devices(_Rows.of(_beside(path, "agent_info"), ("Node_Id", "Agent_Type")), kernels)
-    ordinals = {name: device.device for name, device in devices.items()}
     parts.devices += devices.values()
-    parts.ops += [
-        _kernel_table(kernels, ordinals, strings, parts.problems),
-        _copy_table(copies, ordinals, strings, parts.problems),
-    ]
-    parts.api += [_call_tables(rows, strings, parts.problems)[0] for rows in calls]
+    _add_kernels(kernels, devices, parts)
+    _add_copies(copies, devices, parts)
+    api = [_add_calls(rows, parts) for rows in (*calls, marks)]
     # Of the marker's calls, those of its core domain are ranges, with their message as Function.
-    parts.ranges.append(_call_tables(marks, strings, parts.problems)[1])
-    parts.add_dispatches(0, kernels.numbers("Dispatch_Id"), calls=any(len(api) for api in parts.api))
-    return parts.capture(path, "rocprofv3", strings, "csv")
+    parts.tables |= {"api": api[:-1], "ranges": parts.tables["ranges"][-1:]}
+    parts.judge(0, kernels.numbers("Dispatch_Id"), calls=any(map(len, api[:-1])))
+    return parts.capture("rocprofv3", "csv")
 
 
 def _beside(path: Path, domain: str) -> Path | None:
@@ -79,22 +77,21 @@ class _Rows:
         """Raises BadDataError without the columns `needed`, or for a row that does not fit the header."""
         if path is None:
             return _Rows(Path())
-        opened: Any = gzip.open if path.name.endswith(".gz") else open
         try:
-            with opened(path, "rt", encoding="utf-8", newline="") as file:
-                reader, cells = csv.DictReader(file), []
-                if absent := [name for name in needed if name not in (reader.fieldnames or ())]:
-                    problem = f"no column {', '.join(absent)}: not what rocprofv3 writes"
-                    raise BadDataError(problem, location=path)
-                for row in reader:
-                    if None in row or None in row.values():
-                        raise BadDataError(
-                            "a row has not as many fields as the header",
-                            location=f"{path}, line {reader.line_num}",
-                            fix="the file was cut off: record again, or remove its last line",
-                        )
-                    cells.append(row)
-        except (csv.Error, UnicodeDecodeError, EOFError, OSError) as error:
+            text = StringIO(read_whole(path, MOST_BYTES).decode("utf-8"), newline="")
+            reader, cells = csv.DictReader(text), []
+            if absent := [name for name in needed if name not in (reader.fieldnames or ())]:
+                problem = f"no column {', '.join(absent)}: not what rocprofv3 writes"
+                raise BadDataError(problem, location=path)
+            for row in reader:
+                if None in row or None in row.values():
+                    raise BadDataError(
+                        "a row has not as many fields as the header",
+                        location=f"{path}, line {reader.line_num}",
+                        fix="the file was cut off: record again, or remove its last line",
+                    )
+                cells.append(row)
+        except (csv.Error, UnicodeDecodeError) as error:
             raise BadDataError(f"not a CSV of rocprofv3: {error}", location=path) from error
         return _Rows(path, cells)
 
@@ -114,13 +111,14 @@ class _Rows:
     def ids(self, column: str, id_of: Callable[[str], int]) -> np.ndarray:
         return np.array([id_of(text) for text in self.texts(column)], dtype=np.int64)
 
-    def shared(self, role: str, problems: list[str]) -> Columns:
+    def shared(self, role: str, parts: Parts) -> Columns:
         """Process, correlation and times (n,)."""
-        start, end = (self.numbers(name) for name in ("Start_Timestamp", "End_Timestamp"))
-        return sound_times(self.path, role, start, end, problems) | {
-            "process": np.zeros(len(self.cells), dtype=np.int32),
-            "corr": self.numbers("Correlation_Id"),
-        }
+        names = {"start": "Start_Timestamp", "end": "End_Timestamp", "corr": "Correlation_Id"}
+        rows = {name: self.numbers(column) for name, column in names.items()}
+        return rows | parts.times(role, rows) | {"process": np.zeros(len(self.cells), dtype=np.int32)}
+
+    def devices(self, column: str, devices: dict[str, Device]) -> np.ndarray:
+        return self.ids(column, lambda agent: devices[agent].device if agent in devices else -1)
 
 
 def _devices(agents: _Rows, kernels: _Rows) -> dict[str, Device]:
@@ -144,7 +142,7 @@ def _agent_number(name: str) -> list[int]:
     return [int(digits) for digits in re.findall(r"\d+", name)]
 
 
-def _kernel_table(rows: _Rows, ordinals: dict[str, int], strings: Strings, problems: list[str]) -> Table:
+def _add_kernels(rows: _Rows, devices: dict[str, Device], parts: Parts) -> None:
     names = {"vgprs": "VGPR_Count", "accums": "Accum_VGPR_Count", "shared": "LDS_Block_Size"}
     names |= {f"block_{axis.lower()}": f"Workgroup_Size_{axis}" for axis in "XYZ"}
     names |= {f"items_{axis.lower()}": f"Grid_Size_{axis}" for axis in "XYZ"}
@@ -152,43 +150,38 @@ def _kernel_table(rows: _Rows, ordinals: dict[str, int], strings: Strings, probl
     sizes = {name: rows.numbers(column) for name, column in names.items()}
     stream = rows.numbers("Stream_Id")
     columns = {
-        **rows.shared("kernels", problems),
+        **rows.shared("kernels", parts),
         **dict.fromkeys(("static", "graph", "graph_node"), absent),
         **sizes,
-        "name_id": rows.ids("Kernel_Name", strings.id),
-        "device": rows.ids("Agent_Id", lambda agent: ordinals.get(agent, -1)),
+        "name_id": rows.ids("Kernel_Name", parts.strings.id),
+        "device": rows.devices("Agent_Id", devices),
         # Versions without Stream_Id leave the hardware queue, which streams share: 5 queues for 567 in one
         # file.
         "stream": np.where(stream >= 0, stream, rows.numbers("Queue_Id")),
     }
-    return kernel_table(columns)
+    parts.add_kernels(columns)
 
 
-def _copy_table(rows: _Rows, ordinals: dict[str, int], strings: Strings, problems: list[str]) -> Table:
-    names = [
-        direction or kind for direction, kind in zip(rows.texts("Direction"), rows.texts("Kind"), strict=True)
-    ]
-    name_id = np.array([strings.id(name) for name in names], dtype=np.int64)
-    target, origin = (
-        rows.ids(f"{end}_Agent_Id", lambda agent: ordinals.get(agent, -1))
-        for end in ("Destination", "Source")
-    )
+def _add_copies(rows: _Rows, devices: dict[str, Device], parts: Parts) -> None:
+    directions = zip(rows.texts("Direction"), rows.texts("Kind"), strict=True)
+    names = [parts.strings.id(direction or kind) for direction, kind in directions]
     columns = {
-        **rows.shared("copies", problems),
+        "name_id": np.array(names, dtype=np.int64),
+        "target": rows.devices("Destination_Agent_Id", devices),
+        "origin": np.maximum(rows.devices("Source_Agent_Id", devices), 0),
+        **rows.shared("copies", parts),
         **dict.fromkeys(("graph", "graph_node"), np.full(len(rows.cells), -1)),
-        "name_id": name_id,
-        "target": target,
-        "origin": np.maximum(origin, 0),
         "stream": rows.numbers("Stream_Id"),
     }
-    return copy_table(columns, strings)
+    parts.add_copies(columns)
 
 
-def _call_tables(rows: _Rows, strings: Strings, problems: list[str]) -> tuple[Table, Table]:
-    columns = rows.shared("calls", problems) | {
-        "name_id": rows.ids("Function", strings.id),
+def _add_calls(rows: _Rows, parts: Parts) -> Table:
+    columns = rows.shared("calls", parts) | {
+        "name_id": rows.ids("Function", parts.strings.id),
         "pid": rows.numbers("Process_Id"),
         "tid": rows.numbers("Thread_Id"),
     }
-    is_mark = np.array([domain in MARKERS for domain in rows.texts("Domain")], dtype=bool)
-    return call_tables(columns, is_mark, strings, lambda _: None)
+    return parts.add_calls(
+        columns, np.array([domain in MARKERS for domain in rows.texts("Domain")], dtype=bool)
+    )

@@ -33,13 +33,14 @@ from lab.recordings.capture import (
     Strings,
     filled,
 )
-from lab.recordings.lacks import Axis, Lack
+from lab.recordings.lacks import Axis, Lack, doubt
 from lab.recordings.sqlite import lookup
-from lab.recordings.tables import Table, concat
-from lab.recordings.xplane.planes import Columns, Plane, Space, read_space
+from lab.recordings.tables import Columns, Table
+from lab.recordings.xplane.planes import Plane, Space, read_space
 from lab.stats.columns import per_distinct
 
 _STREAM = re.compile(r"Stream #?\d+")  # other lines of a GPU repeat its rows by step, module or operation
+_KINDS = {"Memcpy": MEMCPY, "Memset": MEMSET}  # by the begin of a name
 # The stat with a GPU row's details, and the kind of such a row; -1: bookkeeping of memory.
 _DETAILS = {
     "kernel_details": KERNEL,
@@ -100,24 +101,19 @@ def gpu_rows(plane: Plane, device: int, profile_ns: int, problems: list[str]) ->
     }
     return filled(
         HLO_OPS,
-        len(rows),
         {name: column[rows] for name, column in columns.items()} | plane.times(rows, profile_ns),
     )
 
 
 def _kinds_and_details(plane: Plane) -> tuple[np.ndarray, np.ndarray]:
     """The kind (n,) of each GPU row, -1 for bookkeeping of memory, and the text id (n,) of its details."""
-    kind = np.maximum(plane.by_text(plane.name_id, _kind_by_name), KERNEL)
+    kind = np.maximum(plane.by_text(plane.name_id, lambda name: _KINDS.get(name[:6], KERNEL)), KERNEL)
     details = np.full(len(kind), -1, dtype=np.int64)
     for key, kind_of_key in _DETAILS.items():
         ids = plane.texts(key)
         kind[ids >= 0] = kind_of_key
         details = np.maximum(details, ids)
     return kind, details
-
-
-def _kind_by_name(name: str) -> int:
-    return MEMCPY if name.startswith("Memcpy") else MEMSET if name.startswith("Memset") else KERNEL
 
 
 def _digits(text: str) -> int:
@@ -171,10 +167,7 @@ _DROPPED = re.compile(r"(\d{1,18}) events dropped because ([^;.]*)")
 
 
 def load(path: Path | str) -> Capture:
-    """Read the GPUs and the host of one file.
-
-    Raises MissingError without the file; BadDataError if it is truncated, damaged or has no planes.
-    """
+    """Read the GPUs and the host of one file."""
     path, strings = Path(path), Strings()
     space = read_space(path, strings)
     if not space.planes:
@@ -185,7 +178,7 @@ def load(path: Path | str) -> Capture:
     pids = [pid for plane in hosts if isinstance(pid := plane.about().get("process_id"), int)]
     api, ranges = _host_tables(hosts, profile_ns)
     parts = [gpu_rows(plane, device, profile_ns, problems) for device, plane in gpus]
-    ops, operators = _with_operators(concat([part.as_dict() for part in parts], HLO_OPS), api)
+    ops, operators = _with_operators(filled(HLO_OPS, *parts), api)
     devices = tuple(device_of(device, plane.about()) for device, plane in gpus)
     is_amd = any(plane.about().get("device_vendor") == "AMD" for _, plane in gpus)
     return Capture(
@@ -193,7 +186,7 @@ def load(path: Path | str) -> Capture:
         collector="xplane",
         ops=ops,
         api=api,
-        ranges=concat([ranges.as_dict(), operators.as_dict()], RANGE_COLUMNS),
+        ranges=filled(RANGE_COLUMNS, ranges, operators),
         strings=strings.texts,
         devices=devices,
         problems=problems,
@@ -214,7 +207,7 @@ def _host_tables(hosts: Sequence[Plane], profile_ns: int) -> tuple[Table, Table]
 
     Frames of Python's stack and events without a duration are left out.
     """
-    calls, ranges = list[dict[str, np.ndarray]](), list[dict[str, np.ndarray]]()
+    calls, ranges = list[Table](), list[Table]()
     for plane in hosts:
         # Threads that are hashes may be below 0, which stands for a name elsewhere.
         threads = np.array([*(number & _MOST_THREAD for number, _ in plane.lines), -1])
@@ -235,8 +228,8 @@ def _host_tables(hosts: Sequence[Plane], profile_ns: int) -> tuple[Table, Table]
                 "name_id": _range_names(plane, rows, operator),
             }
             columns["text_id"] = columns["name_id"]
-            parts.append(filled(schema, len(rows), columns).as_dict())
-    return concat(calls, API_COLUMNS), concat(ranges, RANGE_COLUMNS)
+            parts.append(filled(schema, columns))
+    return filled(API_COLUMNS, *calls), filled(RANGE_COLUMNS, *ranges)
 
 
 def _range_names(plane: Plane, rows: np.ndarray, operator: np.ndarray) -> np.ndarray:
@@ -272,8 +265,8 @@ def _with_operators(ops: Table, api: Table) -> tuple[Table, Table]:
     names = ops.hlo_id[rows]
     fixed = {"process": np.zeros(len(rows)), "kind": np.full(len(rows), OP)}
     operators = on_thread | fixed | {"name_id": names, "text_id": names, "external_id": ids}
-    plain = {name: column for name, column in ops.as_dict().items() if name != "hlo_id"}
-    return Table(plain | {"external_id": external}), filled(RANGE_COLUMNS, len(rows), operators)
+    ops = filled(OPS_COLUMNS, ops.with_columns(external_id=external))
+    return ops, filled(RANGE_COLUMNS, operators)
 
 
 def _unread(space: Space, num_ops: int) -> Iterator[Lack]:
@@ -282,9 +275,9 @@ def _unread(space: Space, num_ops: int) -> Iterator[Lack]:
         count, is_gpu = len(plane.line), _GPU.fullmatch(plane.name) is not None
         if count and not is_gpu and not plane.name.startswith(_HOST):
             text = f"{plural(count, 'row')} of {printable(plane.name)[:80]} not read: lab reads GPUs"
-            yield Lack("gpu", "all", "N", -1, count, num_ops + count, None, text, unknown=True)
+            yield doubt("gpu", "N", text, n=count, of=num_ops + count)
     if not num_ops and any(_GPU.fullmatch(plane.name) for plane in space.planes):
-        yield Lack("gpu", "all", "N", -1, 0, 0, None, "GPUs are named, but none of their rows", unknown=True)
+        yield doubt("gpu", "N", "GPUs are named, but none of their rows")
 
 
 def _words(space: Space, num_ops: int, num_calls: int) -> Iterator[Lack]:
@@ -302,5 +295,4 @@ def _words(space: Space, num_ops: int, num_calls: int) -> Iterator[Lack]:
             text = f"the profiler dropped {plural(count, 'event')}: {printable(reason)[:200]}"
             yield Lack(axis, "all", "N", -1, count, of, None, text)
         if not _DROPPED.search(words):
-            text = f"the profiler says: {printable(words.strip())[:300]}"
-            yield Lack("gpu", "all", "N", -1, 0, 0, None, text, unknown=True)
+            yield doubt("gpu", "N", f"the profiler says: {printable(words.strip())[:300]}")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
@@ -13,6 +13,7 @@ from lab.errors import BadDataError
 from lab.recordings.capture import Strings
 from lab.recordings.pieces import read_whole
 from lab.recordings.sqlite import lookup
+from lab.recordings.tables import Columns
 from lab.stats.columns import per_distinct
 
 VARINT, FIXED64, LENGTH, FIXED32 = 0, 1, 2, 5
@@ -129,43 +130,36 @@ def _varints(data: np.ndarray, offset: np.ndarray) -> tuple[np.ndarray, np.ndarr
 
 
 def _serial(data: np.ndarray, message: int, offset: int, end: int) -> Fields:
-    """The fields of one message from `offset` on, one after the other."""
+    """The fields of one message from `offset` on, one after the other, in Python's own types."""
     raw = data[offset:end].tobytes()
-    rows = [
-        (number, value + offset if is_bytes else value - (1 << 64) if value >> 63 else value, offset + stop)
-        for number, value, stop, is_bytes in _items(raw, offset)
-    ]
-    columns = np.array(rows, dtype=np.int64).reshape(-1, 3)
-    return Fields(np.full(len(rows), message), columns[:, 0], columns[:, 1], columns[:, 2])
-
-
-def _items(data: bytes, offset: int) -> Iterator[tuple[int, int, int, bool]]:
-    """(number, value, end, is_bytes) of each field of a message, in Python's own types; value is a number of
-    64 bits, or where a field of bytes begins."""
+    rows: list[tuple[int, int, int]] = []
     begin = position = 0
-    end = len(data)
     try:
-        while position < end:
+        while position < len(raw):
             begin = position
-            tag, position = data[position], position + 1
+            tag, position = raw[position], position + 1
             if tag > 0x7F:
-                tag, position = _varint(data, begin)
+                tag, position = _varint(raw, begin)
             kind = tag & 7
             if kind in (VARINT, LENGTH):
-                value, position = data[position], position + 1
+                value, position = raw[position], position + 1
                 if value > 0x7F:
-                    value, position = _varint(data, position - 1)
+                    value, position = _varint(raw, position - 1)
                 if kind == LENGTH:
-                    value, position = position, position + value
+                    value, position = offset + position, position + value
+                elif value >> 63:
+                    value -= 1 << 64
             elif kind in (FIXED64, FIXED32):
                 value, position = 0, position + (8 if kind == FIXED64 else 4)
             else:
                 raise BadWire(offset + begin)
-            if position > end or tag < 8:
+            if position > len(raw) or tag < 8:
                 raise BadWire(offset + begin)
-            yield tag >> 3, value, position, kind == LENGTH
+            rows.append((tag >> 3, value, offset + position))
     except (IndexError, OverflowError) as error:
         raise BadWire(offset + begin) from error
+    columns = np.array(rows, dtype=np.int64).reshape(-1, 3)
+    return Fields(np.full(len(rows), message), columns[:, 0], columns[:, 1], columns[:, 2])
 
 
 def _varint(data: bytes, offset: int) -> tuple[int, int]:
@@ -198,7 +192,6 @@ def texts(data: np.ndarray, named: Fields, strings: Strings, length: int) -> np.
 
 MOST_BYTES = 2 << 30  # no protobuf message is larger
 _PS_PER_NS = 1000
-Columns = dict[str, np.ndarray]
 
 
 class Stats(NamedTuple):
@@ -283,10 +276,7 @@ class Space:
 
 
 def read_space(path: Path, strings: Strings) -> Space:
-    """Read one file, plain or gzip.
-
-    Raises MissingError where it cannot be read; BadDataError where it is truncated, damaged or too large.
-    """
+    """Read one file, plain or gzip."""
     data = padded(read_whole(path, MOST_BYTES))
     try:
         space = fields(data, np.array([0]), np.array([len(data) - PADDING]))

@@ -66,9 +66,9 @@ def made(
     return Capture(
         source=Path("made"),
         collector=collector,
-        ops=filled(OPS_COLUMNS, len(rows), ops),
-        api=filled(API_COLUMNS, len(calls), api),
-        ranges=filled(RANGE_COLUMNS, 0, {}),
+        ops=filled(OPS_COLUMNS, ops),
+        api=filled(API_COLUMNS, api),
+        ranges=filled(RANGE_COLUMNS),
         strings=words.texts,
         processes=(Process(),) * processes,
     )

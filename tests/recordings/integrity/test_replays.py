@@ -9,9 +9,9 @@ import pytest
 
 from lab.recordings.capture import Capture
 from lab.recordings.integrity import integrity_of
-from lab.recordings.integrity.replays import Windows, cut_launches, replay_lacks
+from lab.recordings.integrity.replays import WINDOWS, cut_launches, replay_lacks
 from lab.recordings.lacks import Lack
-from lab.recordings.tables import Table
+from lab.recordings.tables import Table, filled
 from tests.recordings.integrity.made import judged, made
 
 GRAPH = [f"k{i % 7}" for i in range(40)]
@@ -72,10 +72,11 @@ def test_a_memset_in_a_capture_may_make_a_node_or_none():
 
 
 def test_captures_beside_prove_a_replay_and_exact_ones_accuse_it():
-    def beside(*sizes: int, exact: bool) -> Windows:
-        return Windows(np.array(sizes), np.array(sizes), np.zeros(len(sizes), dtype=int), exact)
+    def beside(*sizes: int, exact: bool) -> Table:
+        columns = {"num_launches": sizes, "num_calls": sizes, "exact": [exact] * len(sizes)}
+        return filled(WINDOWS, columns)
 
-    def found(captures: Windows) -> list[Lack]:
+    def found(captures: Table) -> list[Lack]:
         return replay_lacks(replays(GRAPH), [captures])
 
     assert found(beside(40, 41, exact=False)) == []

@@ -201,10 +201,13 @@ def test_hostile_events_never_break_the_file(tmp_path: Path) -> None:
         '{BASE,"name":"a\x01b","args":"text"}',
         '{BASE,"name":"huge","args":{"External id":18446744073709551615,"Input Dims":[NaN]}}',
         '{"ph":"X"}',
+        '{"ph":"X","cat":"cpu_op","name":"hash","pid":-7,"tid":-1571648256,"ts":1,"dur":1}',
     ]
     path.write_bytes(b'{"traceEvents":[' + ",".join(events).replace("BASE", base).encode() + b"]}")
     merge([path, rank_trace(tmp_path, 1)], tmp_path / "o.json.gz")
-    assert {"a\x01b", "huge"} <= {event.get("name") for event in read(tmp_path / "o.json.gz")["traceEvents"]}
+    events = read(tmp_path / "o.json.gz")["traceEvents"]
+    assert {"a\x01b", "huge", "hash"} <= {event.get("name") for event in events}
+    assert "thread -1571648256" in {event.get("args", {}).get("name") for event in events}
 
 
 def test_python_functions_are_left_out_and_cpu_ops_on_request(tmp_path: Path) -> None:

@@ -54,7 +54,7 @@ def made(ranges=(), calls=(), ops=()):
 
 
 def _table(schema, rows):
-    return filled(schema, len(rows), {name: [row.get(name, -1) for row in rows] for name in schema})
+    return filled(schema, {name: [row.get(name, -1) for row in rows] for name in schema})
 
 
 def rules(projection):
