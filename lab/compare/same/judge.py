@@ -2,26 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import Any
+import math
+from collections.abc import Sequence
+from typing import NamedTuple
 
 import msgspec
 import numpy as np
 
-from lab.compare.same.pairs import (
-    EPS,
-    FLOATS,
-    LEAST,
-    change,
-    local_ratio,
-    moved,
-    pair,
-    relative,
-    samples_of,
-)
+from lab.compare.same.pairs import EPS, FLOATS, LEAST, change, moved, own_ratios, pair, relative, samples_of
+from lab.compare.same.places import Place as PlaceOfRow
+from lab.compare.same.places import place_of, same_bits
 from lab.core.words import first_few
 from lab.errors import UsageError
-from lab.workload.recorder.format import Recording, Row, same_bits
+from lab.workload.recorder.format import Recording, Row
 
 BEYOND = 10.0  # times the floor
 FEW = 8  # sampled elements, below which an output's own floor is a matter of luck
@@ -36,29 +29,19 @@ MOST_BLIND = 0.1  # the share of such outputs that a verdict bears
 TINIEST = {"float64": 1e-300, "float32": 1e-37, "float16": 6e-8, "bfloat16": 1e-37}
 NOT_ROUNDING = 1e-3  # relative: two draws of random numbers, not rounding
 LEVELS = ("ends", "module", "op")  # from the fewest rows to the most
-OF_A = ("i", "kind", "op", "out", "phase", "module", "node", "shape")  # what a place has of A's row
 
 
-class Place(msgspec.Struct, kw_only=True):
+class Place(PlaceOfRow, kw_only=True):
     """A pair of outputs. ratio: relative over floor, None without a floor.
 
     own: the op's error against float64 on the inputs it got; own_ratio: over its peers'.
     """
 
-    i: int
-    kind: str
-    op: str
     op_b: str
-    out: int
-    phase: str
-    module: str
-    node: str
-    shape: tuple[int, ...]
     bits_equal: bool | None  # None: another precision or checksum
     relative: float | None  # None: not finite on one side
     floor: float | None
     ratio: float | None
-    explanation: str = msgspec.field(default="", name="why")
     own_error: float | None = msgspec.field(default=None, name="own")
     own_ratio: float | None = None
     side: str = ""  # the run whose own error it is
@@ -132,22 +115,18 @@ def judge(
         _check_reference(a, reference)
     level = min((_level(a), _level(b), level), key=LEVELS.index)
     rows_a, rows_b = ([row for row in recording.rows if _is_at(row, level)] for recording in (a, b))
-    pairs = pair(rows_a, rows_b)
+    both, only_a, only_b = pair(rows_a, rows_b)
     used = [*floors, *([reference] if reference else [])]
-    paired = _Paired(
-        [rows_a[k] for k in pairs.a], [rows_b[k] for k in pairs.b], a.checksum == b.checksum, used
-    )
-    verdict = paired.verdict(level)
-    verdict.only_a = [_name(rows_a[k]) for k in pairs.only_a[:LISTED]]
-    verdict.only_b = [_name(rows_b[k]) for k in pairs.only_b[:LISTED]]
-    verdict.n_only_a, verdict.n_only_b = len(pairs.only_a), len(pairs.only_b)
+    pairs = _measured([(rows_a[k], rows_b[j]) for k, j in both], a.checksum == b.checksum, used)
+    sides = (("A", a), ("B", b))
+    verdict = _counted(pairs, level, len(used))
+    verdict.only_a = [_name(rows_a[k]) for k in only_a[:LISTED]]
+    verdict.only_b = [_name(rows_b[k]) for k in only_b[:LISTED]]
+    verdict.n_only_a, verdict.n_only_b = len(only_a), len(only_b)
     if level == "op":
-        sides = (("A", a), ("B", b))
-        verdict.unwritten = {name: recording.unwritten for name, recording in sides if recording.unwritten}
-    verdict.notes = [f"{name}: {note}" for name, run in (("A", a), ("B", b)) for note in run.notes]
-    verdict.problems = [
-        f"{recording.path.name}: {lack}" for recording in (a, b, *used) for lack in recording.lacks
-    ]
+        verdict.unwritten = {name: run.unwritten for name, run in sides if run.unwritten}
+    verdict.notes = [f"{name}: {note}" for name, run in sides for note in run.notes]
+    verdict.problems = [f"{run.path.name}: {lack}" for run in (a, b, *used) for lack in run.lacks]
     verdict.outcome, verdict.reason = _outcome(verdict, len(rows_a), len(rows_b))
     return verdict
 
@@ -209,8 +188,7 @@ def _is_near(a: Row, b: Row, ulps_apart: float) -> bool:
 def _check_draws(a: Recording, floor: Recording) -> None:
     """Raise UsageError for other random numbers, which are not rounding: of draws that nothing before them
     could change."""
-    pairs = pair(a.rows, floor.rows)
-    for k, j in zip(pairs.a.tolist(), pairs.b.tolist(), strict=True):
+    for k, j in pair(a.rows, floor.rows).both:
         row, partner = a.rows[k], floor.rows[j]
         is_draw = _is_random(row.op) and row.ck != partner.ck and row.sample
         if not is_draw or row.sample_at != partner.sample_at:
@@ -298,126 +276,138 @@ def _differences(a: Sequence[Row], b: Sequence[Row]) -> list[np.ndarray]:
     return [elements, norms, change([x.absmax for x in a], [y.absmax for y in b])]
 
 
-class _Paired:
-    """The paired rows of two runs, and per pair (n,): the difference of elements, its floor (NaN: not known),
-    whether it is beyond, and whether bits are equal (1, 0; -1: of another type or checksum)."""
+class _Pair(NamedTuple):
+    """Two rows; how far they are apart and their floors, by elements, L2 norm and largest magnitude."""
 
-    def __init__(
-        self, a: Sequence[Row], b: Sequence[Row], is_comparable: bool, floors: Sequence[Recording]
-    ) -> None:
-        self.a, self.b, self.floors = a, b, len(floors)
-        differences = _differences(a, b)
-        limits = [np.full(len(a), np.nan) for _ in differences]
-        for floor in floors:
-            pairs = pair(a, floor.rows)
-            of_a, of_floor = [a[k] for k in pairs.a], [floor.rows[k] for k in pairs.b]
-            eps_a, eps_floor = (
-                np.array([EPS.get(row.dtype, 0.0) for row in rows]) for rows in (of_a, of_floor)
-            )
-            for limit, difference in zip(limits, _differences(of_a, of_floor), strict=True):
-                usable = np.where(np.isfinite(difference) & (eps_floor <= eps_a), difference, np.nan)
-                limit[pairs.a] = np.fmax(limit[pairs.a], usable)
-        limits = _steadied(limits, np.array([len(row.sample) for row in a]))
-        over = [d > BEYOND * limit for d, limit in zip(differences, limits, strict=True)]  # False: no floor
-        self.relative, self.floor = differences[0], limits[0]
-        self.counts_differ = self._where(lambda x, y: (x.nan, x.inf) != (y.nan, y.inf))
-        equal = self._where(same_bits).astype(np.int64)
-        self.bits = np.where(self._where(lambda x, y: is_comparable and x.dtype == y.dtype), equal, -1)
-        self.beyond = (np.logical_or.reduce(over) | self.counts_differ) & (self.bits != 1)
+    a: Row
+    b: Row
+    differences: list[float]
+    floors: list[float]  # NaN: not known
+    bits_equal: bool | None  # None: another precision or checksum
 
-    def _where(self, rule: Callable[[Row, Row], bool]) -> np.ndarray:
-        """The pairs (n,) of which it holds."""
-        return np.array([rule(x, y) for x, y in zip(self.a, self.b, strict=True)], dtype=bool)
+    @property
+    def counts_differ(self) -> bool:
+        return (self.a.nan, self.a.inf) != (self.b.nan, self.b.inf)
 
-    def verdict(self, level: str) -> Verdict:
-        """What the paired outputs say, without an outcome yet."""
-        a, b = self.a, self.b
-        precisions = {
-            f"{x.dtype} against {y.dtype}"
-            for x, y in zip(a, b, strict=True)
-            if x.dtype != y.dtype and {x.dtype, y.dtype} <= set(FLOATS)
-        }
-        not_finite = self._where(lambda x, y: bool(x.nan or x.inf) and bool(y.nan or y.inf))
-        has_floor = ~np.isnan(self.floor)
-        is_blind = (np.nan_to_num(self.floor) > BLIND) & (self.bits != 1)
+    @property
+    def is_over(self) -> bool:
+        return any(x > BEYOND * floor for x, floor in zip(self.differences, self.floors, strict=True))
+
+    @property
+    def is_beyond(self) -> bool:
+        return (self.is_over or self.counts_differ) and not self.bits_equal
+
+    @property
+    def holds_nan(self) -> bool:
+        return bool(self.a.nan or self.a.inf) and bool(self.b.nan or self.b.inf)
+
+    @property
+    def place(self) -> Place:
+        relative, floor = self.differences[0], self.floors[0]
+        return place_of(
+            Place,
+            self.a,
+            op_b="" if self.a.op == self.b.op else self.b.op,
+            bits_equal=self.bits_equal,
+            relative=_finite(relative),
+            floor=_finite(floor),
+            ratio=_finite(relative / floor),
+        )
+
+
+def _measured(
+    rows: Sequence[tuple[Row, Row]], is_comparable: bool, floors: Sequence[Recording]
+) -> list[_Pair]:
+    a, b = [x for x, _ in rows], [y for _, y in rows]
+    differences = _differences(a, b)
+    limits = [np.full(len(a), np.nan) for _ in differences]
+    for floor in floors:
+        both = pair(a, floor.rows).both
+        of_a, of_floor = [a[k] for k, _ in both], [floor.rows[j] for _, j in both]
+        coarser = [EPS.get(y.dtype, 0.0) > EPS.get(x.dtype, 0.0) for x, y in zip(of_a, of_floor, strict=True)]
+        numbers = np.array([k for k, _ in both], dtype=np.int64)
+        for limit, difference in zip(limits, _differences(of_a, of_floor), strict=True):
+            usable = np.where(np.isfinite(difference) & ~np.array(coarser, dtype=bool), difference, np.nan)
+            limit[numbers] = np.fmax(limit[numbers], usable)
+    limits = _steadied(limits, np.array([len(row.sample) for row in a]))
+    columns = (np.stack(column, axis=1).tolist() for column in (differences, limits))
+    return [
+        _Pair(x, y, off, floor, same_bits(x, y) if is_comparable and x.dtype == y.dtype else None)
+        for x, y, off, floor in zip(a, b, *columns, strict=True)
+    ]
+
+
+def _counted(pairs: Sequence[_Pair], level: str, floors: int) -> Verdict:
+    """What the paired outputs say, without an outcome yet."""
+    precisions = {
+        f"{p.a.dtype} against {p.b.dtype}"
+        for p in pairs
+        if p.a.dtype != p.b.dtype and {p.a.dtype, p.b.dtype} <= set(FLOATS)
+    }
+    differ = [p for p in pairs if p.bits_equal is False]
+    beyond = [p for p in pairs if (p.counts_differ if precisions else p.is_beyond)]
+    blind = [p for p in pairs if p.floors[0] > BLIND and not p.bits_equal]
+    ratios = [p.differences[0] / p.floors[0] for p in pairs if not math.isnan(p.floors[0])]
+    need = any if precisions else all
+    return Verdict(
+        outcome="",
+        reason="",
+        level=level,
+        precision="; ".join(sorted(precisions)) or "equal",
+        paired=len(pairs),
+        bits=Bits(
+            sum(p.bits_equal is not None for p in pairs), len(differ), differ[0].place if differ else None
+        ),
+        values=Values(
+            floors=floors,
+            unknown=len(pairs) - len(ratios),
+            beyond=len(beyond),
+            largest_ratio=_finite(max(ratios)) if ratios else None,
+            first_place=_explained(beyond[0]) if beyond else None,
+        ),
+        made_by=_made_by(pairs, bool(precisions))[:LISTED],
+        on_equal_inputs=[
+            p.place for p in differ if p.a.kind == "op" and p.a.in_ck and p.a.in_ck == p.b.in_ck
+        ][:LISTED],
+        modules=[p.place for p in pairs if p.a.kind == "module" and not p.bits_equal][:LISTED],
+        grads=[p.place for p in pairs if p.a.kind == "grad" and not p.bits_equal][:LISTED],
+        samples=max((len(p.a.sample) for p in pairs), default=0),
+        ops=sum(p.a.kind == "op" for p in pairs),
+        with_own_error=sum(need(row.local_rel is not None for row in (p.a, p.b)) for p in pairs),
+        renamed=sum(_is_renamed(p.a, p.b) for p in pairs),
+        masked=sum(p.holds_nan and not p.bits_equal and not p.is_beyond for p in pairs),
+        not_finite=sum(p.holds_nan for p in pairs),
+        blind=len(blind),
         # A gradient may be nothing but noise by nature.
-        is_output = self._where(lambda x, _: x.kind == "module" and x.phase == "fwd")
-        on_equal_inputs = self._where(
-            lambda x, y: x.kind == "op" and bool(x.in_ck) and x.in_ck == y.in_ck
-        ) & (self.bits == 0)
-        ratio = self.relative[has_floor] / self.floor[has_floor]
-        beyond = np.flatnonzero(self.counts_differ if precisions else self.beyond).tolist()
-        differ = np.flatnonzero(self.bits == 0).tolist()
-        need = any if precisions else all
-        has_own_error = self._where(lambda x, y: need(row.local_rel is not None for row in (x, y)))
-        return Verdict(
-            outcome="",
-            reason="",
-            level=level,
-            precision="; ".join(sorted(precisions)) or "equal",
-            paired=len(a),
-            bits=Bits(int((self.bits >= 0).sum()), len(differ), self.place(differ[0]) if differ else None),
-            values=Values(
-                floors=self.floors,
-                unknown=int((~has_floor).sum()),
-                beyond=len(beyond),
-                largest_ratio=_finite(ratio.max()) if len(ratio) else None,
-                first_place=self.place(beyond[0], self.why(beyond[0])) if beyond else None,
-            ),
-            made_by=self.made_by(bool(precisions))[:LISTED],
-            on_equal_inputs=self.places(on_equal_inputs),
-            modules=self.places(self._where(lambda x, _: x.kind == "module") & (self.bits != 1)),
-            grads=self.places(self._where(lambda x, _: x.kind == "grad") & (self.bits != 1)),
-            samples=max((len(row.sample) for row in a), default=0),
-            ops=sum(row.kind == "op" for row in a),
-            with_own_error=int(has_own_error.sum()),
-            renamed=int(self._where(_is_renamed).sum()),
-            masked=int((not_finite & (self.bits != 1) & ~self.beyond).sum()),
-            not_finite=int(not_finite.sum()),
-            blind=int(is_blind.sum()),
-            blind_modules=int((is_blind & is_output).sum()),
-        )
+        blind_modules=sum(p.a.kind == "module" and p.a.phase == "fwd" for p in blind),
+    )
 
-    def places(self, mask: np.ndarray) -> list[Place]:
-        return [self.place(index) for index in np.flatnonzero(mask)[:LISTED].tolist()]
 
-    def place(self, index: int, explanation: str = "") -> Place:
-        row, partner = self.a[index], self.b[index]
-        same: dict[str, Any] = {name: getattr(row, name) for name in OF_A}
-        return Place(
-            **same,
-            op_b="" if row.op == partner.op else partner.op,
-            bits_equal=None if self.bits[index] < 0 else bool(self.bits[index]),
-            relative=_finite(self.relative[index]),
-            floor=_finite(self.floor[index]),
-            ratio=_finite(self.relative[index] / self.floor[index]),
-            explanation=explanation,
-        )
+def _explained(beyond: _Pair) -> Place:
+    """The place of a pair that is beyond, and by what."""
+    a, b, place = beyond.a, beyond.b, beyond.place
+    if beyond.counts_differ:
+        place.explanation = f"{a.nan:,} NaN and {a.inf:,} infinities in A, {b.nan:,} and {b.inf:,} in B"
+    elif not beyond.differences[0] > BEYOND * beyond.floors[0]:
+        place.explanation = "in the norm of all elements or the largest one, not in single ones"
+    return place
 
-    def why(self, index: int) -> str:
-        a, b = self.a[index], self.b[index]
-        if (a.nan, a.inf) != (b.nan, b.inf):
-            return f"{a.nan:,} NaN and {a.inf:,} infinities in A, {b.nan:,} and {b.inf:,} in B"
-        over = self.relative[index] > BEYOND * self.floor[index]
-        return "" if over else "in the norm of all elements or the largest one, not in single ones"
 
-    def made_by(self, other_precision: bool) -> list[Place]:
-        """Ops whose own error is far beyond that of their peers in the other run, at another precision of
-        their peers in the same one."""
-        a, b = self.a, self.b
-        ratios = (
-            {"A": local_ratio(a, a), "B": local_ratio(b, b)}
-            if other_precision
-            else {"A": local_ratio(a, b, b), "B": local_ratio(b, a, a)}
-        )
-        places = []
-        for index in np.flatnonzero((ratios["A"] > OWN) | (ratios["B"] > OWN)).tolist():
-            place = self.place(index)
-            place.side = max("BA", key=lambda side: np.nan_to_num(ratios[side][index]))
-            place.own_error = (a if place.side == "A" else b)[index].local_rel
-            place.own_ratio = _finite(ratios[place.side][index])
+def _made_by(pairs: Sequence[_Pair], has_other_precision: bool) -> list[Place]:
+    """Ops whose own error is far beyond that of their peers in the other run, at another precision of
+    their peers in the same one."""
+    a, b = [p.a for p in pairs], [p.b for p in pairs]
+    peers = ((a,), (b,)) if has_other_precision else ((b, b), (a, a))
+    of_a, of_b = own_ratios(a, *peers[0]), own_ratios(b, *peers[1])
+    places = []
+    for both, ratio_a, ratio_b in zip(pairs, of_a, of_b, strict=True):
+        if max(ratio_a, ratio_b) > OWN:
+            place = both.place
+            place.side = "A" if ratio_a > ratio_b else "B"
+            place.own_error = (both.a if place.side == "A" else both.b).local_rel
+            place.own_ratio = max(ratio_a, ratio_b)
             places.append(place)
-        return places
+    return places
 
 
 def _is_renamed(a: Row, b: Row) -> bool:
@@ -429,4 +419,4 @@ def _name(row: Row) -> str:
 
 
 def _finite(value: float) -> float | None:
-    return float(value) if np.isfinite(value) else None
+    return value if math.isfinite(value) else None

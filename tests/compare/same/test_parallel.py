@@ -12,7 +12,8 @@ from torch import distributed, nn  # noqa: E402
 from torch.nn import functional  # noqa: E402
 
 from lab import same  # noqa: E402
-from lab.compare.same.parallel import judge_parallel, text  # noqa: E402
+from lab.compare.same.parallel import judge_parallel  # noqa: E402
+from lab.compare.same.text import parallel_text  # noqa: E402
 from lab.workload.recorder.format import OF_RANKS, files_of, read  # noqa: E402
 from tests.conftest import free_port  # noqa: E402
 
@@ -288,7 +289,9 @@ def test_a_planted_fault_is_named_at_its_module(runs, plant):
     module = module.format(list(OF_TENSORS).index(plant) % 2) if plant in OF_TENSORS else module
     place = verdict.first_place
     assert verdict.outcome == "differs"
-    assert (place.kind, place.module, place.phase, place.step) == (kind, module, phase, 1), text(verdict, 5)
+    assert (place.kind, place.module, place.phase, place.step) == (kind, module, phase, 1), parallel_text(
+        verdict, 5
+    )
 
 
 @pytest.mark.parametrize("seed", SEEDS)
@@ -296,13 +299,13 @@ def test_a_planted_fault_is_named_at_its_module(runs, plant):
 def test_equal_runs_are_within_rounding(runs, name, seed):
     twin = "data" if name in ("ddp", "fsdp") else name
     verdict = judged(runs, f"{name}{seed}", f"{twin}{seed}")
-    assert verdict.outcome == "within rounding", text(verdict, 5)
+    assert verdict.outcome == "within rounding", parallel_text(verdict, 5)
     assert not verdict.not_compared and verdict.compared > 20
 
 
 def test_what_is_wrong_is_said(runs):
-    assert "rank 1 never computed it" in text(judged(runs, "dropped_batch", "data0"), 3)
-    assert "2 times the twin's" in text(judged(runs, "summed_gradients", "data0"), 3)
+    assert "rank 1 never computed it" in parallel_text(judged(runs, "dropped_batch", "data0"), 3)
+    assert "2 times the twin's" in parallel_text(judged(runs, "summed_gradients", "data0"), 3)
     stale = judged(runs, "stale_weight", "tensor0").first_place
     assert stale.ranks == (1,) and stale.explanation == "weights differ after the update"
 

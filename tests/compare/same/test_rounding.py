@@ -6,7 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from lab.compare.same.parallel import judge_parallel, text
+from lab.compare.same.parallel import judge_parallel
+from lab.compare.same.text import parallel_text
 from lab.workload.recorder.format import Recording, Row
 
 
@@ -55,7 +56,7 @@ def test_parts_of_a_sum_are_a_fault_where_the_next_module_does_not_add_them_up(n
     assert verdict.outcome == outcome
     if not next_sums:
         assert verdict.first_place.module == "a.product"
-        assert "an all-reduce is missing" in text(verdict, 3)
+        assert "an all-reduce is missing" in parallel_text(verdict, 3)
 
 
 def test_ranks_of_several_runs_and_a_twin_of_several_ranks_are_no_all_clear():
