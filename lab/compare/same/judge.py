@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from statistics import median
 from typing import NamedTuple
 
 import msgspec
-import numpy as np
 
-from lab.compare.same.pairs import EPS, FLOATS, LEAST, change, moved, own_ratios, pair, relative, samples_of
+from lab.compare.same.floors import check_noise, is_random
+from lab.compare.same.pairs import EPS, FLOATS, LEAST, moved, own_ratios, pair, relative
 from lab.compare.same.places import Place as PlaceOfRow
 from lab.compare.same.places import place_of, same_bits
 from lab.core.words import first_few
-from lab.errors import UsageError
 from lab.workload.recorder.format import Recording, Row
 
 BEYOND = 10.0  # times the floor
@@ -21,13 +21,8 @@ FEW = 8  # sampled elements, below which an output's own floor is a matter of lu
 OWN = 50.0  # times the peers' own error; the worst of equal runs was 1.9
 PAIRED = 0.5  # the share of A's rows that must have a partner
 LISTED = 2000  # rows in the JSON; the counts are of all
-# What draws random numbers, by its name: torch, in A's first differing output.
-RANDOM = ("bernoulli", "dropout", "rand", "aten.normal", "uniform", "multinomial", "exponential", "philox")
 BLIND = 0.05  # a floor of which ten times is half of the output: nothing could be seen
 MOST_BLIND = 0.1  # the share of such outputs that a verdict bears
-# The smallest subnormal per dtype, near which an ulp is not a share.
-TINIEST = {"float64": 1e-300, "float32": 1e-37, "float16": 6e-8, "bfloat16": 1e-37}
-NOT_ROUNDING = 1e-3  # relative: two draws of random numbers, not rounding
 LEVELS = ("ends", "module", "op")  # from the fewest rows to the most
 
 
@@ -104,15 +99,9 @@ def judge(
 ) -> Verdict:
     """Compare. The floor is the largest difference to A of `floors` and of the float64 `reference`. Pure.
 
-    level: of LEVELS, the most that is compared; what a recording does not have is not.
-
-    Raises UsageError for a floor of another precision than A or without any noise, and for a reference that
-    is not in float64.
+    level: of LEVELS, the most that is compared; what a recording does not have is not. Raises UsageError.
     """
-    for floor in floors:
-        _check_floor(a, floor)
-    if reference:
-        _check_reference(a, reference)
+    check_noise(a, floors, reference)
     level = min((_level(a), _level(b), level), key=LEVELS.index)
     rows_a, rows_b = ([row for row in recording.rows if _is_at(row, level)] for recording in (a, b))
     both, only_a, only_b = pair(rows_a, rows_b)
@@ -131,86 +120,13 @@ def judge(
     return verdict
 
 
-def _check_floor(a: Recording, floor: Recording) -> None:
-    """A floor of lower precision would call everything noise."""
-    types, floor_types = ({row.dtype for row in one.rows if row.dtype in FLOATS} for one in (a, floor))
-    if types != floor_types:
-        precisions = f"{', '.join(sorted(floor_types))}, A in {', '.join(sorted(types))}"
-        raise UsageError(
-            f"the floor {floor.path} is in {precisions}", fix="record the same model with nudged weights"
-        )
-    if [row.ck for row in a.rows] == [row.ck for row in floor.rows]:
-        raise UsageError(
-            f"the floor {floor.path} equals A bit by bit: it shows no noise",
-            fix="record it inside lab.same.nudged",
-        )
-    _check_start(a, floor, "the floor", ulps_apart=1.0)
-    _check_draws(a, floor)
-
-
-def _check_reference(a: Recording, reference: Recording) -> None:
-    types = [row.dtype for row in reference.rows if row.dtype in FLOATS]
-    if 2 * types.count("float64") <= len(types):
-        raise UsageError(
-            f"{reference.path} is not in float64", fix="record model.double() on the same inputs"
-        )
-    _check_start(a, reference, "the reference", ulps_apart=0.5)  # it has A's values in float64
-
-
-def _check_start(a: Recording, recording: Recording, name: str, *, ulps_apart: float) -> None:
-    """Refuse other inputs or weights: then everything differs, and as a floor would call everything noise."""
-    for kind in ("input", "weight"):
-        rows, started = (
-            [row for row in run.rows if row.kind == kind and (kind == "input" or row.dtype in FLOATS)]
-            for run in (a, recording)
-        )
-        apart = [x.op for x, y in zip(rows, started, strict=False) if not _is_near(x, y, ulps_apart)]
-        if rows and started and (apart or len(rows) != len(started)):
-            example = f" (first: {apart[0]})" if apart else ""
-            raise UsageError(
-                f"{name} {recording.path} was recorded with other {kind}s than A{example}",
-                fix="record the model of A on the same batch: a floor inside lab.same.nudged, a reference as "
-                "model.double()",
-            )
-
-
-def _is_near(a: Row, b: Row, ulps_apart: float) -> bool:
-    """Inputs of one type bit by bit. Of weights, and of inputs in another type, sampled elements differ by so
-    many ULPs at most, and sums of all by no more than follows."""
-    if a.shape != b.shape or (a.kind == "input" and a.dtype == b.dtype):
-        return a.shape == b.shape and a.ck == b.ck
-    near, least_value = 2 * ulps_apart * EPS.get(a.dtype, 0.0), TINIEST.get(a.dtype, 0.0)
-    samples = samples_of([a]), samples_of([b])
-    is_close = np.allclose(*samples, rtol=1.01 * near, atol=least_value, equal_nan=True)
-    return a.sample_at == b.sample_at and is_close and not moved([a], [b])[0] > 8 * near + least_value
-
-
-def _check_draws(a: Recording, floor: Recording) -> None:
-    """Raise UsageError for other random numbers, which are not rounding: of draws that nothing before them
-    could change."""
-    for k, j in pair(a.rows, floor.rows).both:
-        row, partner = a.rows[k], floor.rows[j]
-        is_draw = _is_random(row.op) and row.ck != partner.ck and row.sample
-        if not is_draw or row.sample_at != partner.sample_at:
-            continue
-        if relative(samples_of([row]), samples_of([partner]))[0] > NOT_ROUNDING:
-            raise UsageError(
-                f"the floor {floor.path} drew other random numbers than A (first: {row.op})",
-                fix="seed both runs alike: torch.manual_seed before each recording",
-            )
-
-
-def _is_random(op: str) -> bool:
-    return any(word in op for word in RANDOM)
-
-
 def _outcome(verdict: Verdict, rows_a: int, rows_b: int) -> tuple[str, str]:
     """The outcome and why; what was not seen is never an all-clear."""
     # Where a level has no rows, no output differs, and none was compared.
     if not verdict.paired or verdict.paired < PAIRED * max(rows_a, rows_b):
         return "not comparable", f"{verdict.paired:,} of {rows_a:,} and {rows_b:,} outputs have a partner"
     place = verdict.bits.first_place
-    if place and _is_random(place.op) and not verdict.made_by:
+    if place and is_random(place.op) and not verdict.made_by:
         return "undecided", f"the first that differs is random ({place.op}): seed both runs alike"
     if verdict.values.beyond or verdict.made_by:
         return "differs", "an output is beyond the noise floor, or an op's own error beyond its peers'"
@@ -251,29 +167,27 @@ def _is_at(row: Row, level: str) -> bool:
     return row.kind not in ("op", "comm") and (level == "module" or row.kind != "module" or row.module == "")
 
 
-def _steadied(limits: list[np.ndarray], sampled: np.ndarray) -> list[np.ndarray]:
+def _steadied(pairs: Sequence[_Pair]) -> None:
     """Floors that a lucky draw cannot make too low: few recordings of one number may all lie close to A.
 
     An output of few elements has at least the median floor; norms, which are one number each, at least the
     floor of the elements, which bounds the change of the L2 norm.
     """
-    elements, *norms = limits
-    finite = elements[~np.isnan(elements)]
-    of_few = max(float(np.median(finite)), LEAST) if len(finite) else LEAST
-    smallest = np.where(sampled < FEW, of_few, LEAST)
-    elements = np.where(np.isnan(elements), np.nan, np.fmax(elements, smallest))
-    return [elements, *(np.where(np.isnan(norm), np.nan, np.fmax(norm, elements)) for norm in norms)]
+    known_floors = [p.floors[0] for p in pairs if not math.isnan(p.floors[0])]
+    of_few = max(median(known_floors), LEAST) if known_floors else LEAST
+    for p in pairs:
+        # Of NaN and a number `max` gives its first argument.
+        p.floors[0] = max(p.floors[0], of_few if len(p.a.sample) < FEW else LEAST)
+        p.floors[1:] = [max(floor, p.floors[0]) for floor in p.floors[1:]]
 
 
-def _differences(a: Sequence[Row], b: Sequence[Row]) -> list[np.ndarray]:
-    """Differences of elements, L2 norm and largest magnitude (three columns (n,)). Elements: the larger of
-    what the sampled ones and the sums of all under random signs say, else the norm."""
-    elsewhere = [x.sample_at != y.sample_at for x, y in zip(a, b, strict=True)]
-    sampled = np.where(elsewhere, np.nan, relative(samples_of(a), samples_of(b)))
-    norms = change([x.l2 for x in a], [y.l2 for y in b])
-    elements = np.fmax(sampled, moved(a, b))
-    elements = np.where(np.isnan(elements), norms, elements)
-    return [elements, norms, change([x.absmax for x in a], [y.absmax for y in b])]
+def _differences(a: Row, b: Row) -> list[float]:
+    """Of elements, L2 norm and largest magnitude. Elements: the larger of what the sampled ones and the sums
+    of all under random signs say, else the norm."""
+    norm, largest = relative((a.l2,), (b.l2,)), relative((a.absmax,), (b.absmax,))
+    sampled = relative(a.sample, b.sample) if a.sample_at == b.sample_at else math.nan
+    elements = [value for value in (sampled, moved(a, b)) if not math.isnan(value)]
+    return [max(elements, default=norm), norm, largest]
 
 
 class _Pair(NamedTuple):
@@ -282,7 +196,7 @@ class _Pair(NamedTuple):
     a: Row
     b: Row
     differences: list[float]
-    floors: list[float]  # NaN: not known
+    floors: list[float]  # NaN: unknown
     bits_equal: bool | None  # None: another precision or checksum
 
     @property
@@ -318,23 +232,19 @@ class _Pair(NamedTuple):
 def _measured(
     rows: Sequence[tuple[Row, Row]], is_comparable: bool, floors: Sequence[Recording]
 ) -> list[_Pair]:
-    a, b = [x for x, _ in rows], [y for _, y in rows]
-    differences = _differences(a, b)
-    limits = [np.full(len(a), np.nan) for _ in differences]
+    pairs = []
+    for a, b in rows:
+        bits_equal = same_bits(a, b) if is_comparable and a.dtype == b.dtype else None
+        pairs.append(_Pair(a, b, _differences(a, b), [math.nan] * 3, bits_equal))
     for floor in floors:
-        both = pair(a, floor.rows).both
-        of_a, of_floor = [a[k] for k, _ in both], [floor.rows[j] for _, j in both]
-        coarser = [EPS.get(y.dtype, 0.0) > EPS.get(x.dtype, 0.0) for x, y in zip(of_a, of_floor, strict=True)]
-        numbers = np.array([k for k, _ in both], dtype=np.int64)
-        for limit, difference in zip(limits, _differences(of_a, of_floor), strict=True):
-            usable = np.where(np.isfinite(difference) & ~np.array(coarser, dtype=bool), difference, np.nan)
-            limit[numbers] = np.fmax(limit[numbers], usable)
-    limits = _steadied(limits, np.array([len(row.sample) for row in a]))
-    columns = (np.stack(column, axis=1).tolist() for column in (differences, limits))
-    return [
-        _Pair(x, y, off, floor, same_bits(x, y) if is_comparable and x.dtype == y.dtype else None)
-        for x, y, off, floor in zip(a, b, *columns, strict=True)
-    ]
+        for k, j in pair([a for a, _ in rows], floor.rows).both:
+            a, b = pairs[k].a, floor.rows[j]
+            if EPS.get(b.dtype, 0.0) <= EPS.get(a.dtype, 0.0):
+                for index, difference in enumerate(_differences(a, b)):
+                    if math.isfinite(difference):
+                        pairs[k].floors[index] = max(difference, pairs[k].floors[index])
+    _steadied(pairs)
+    return pairs
 
 
 def _counted(pairs: Sequence[_Pair], level: str, floors: int) -> Verdict:
@@ -344,9 +254,11 @@ def _counted(pairs: Sequence[_Pair], level: str, floors: int) -> Verdict:
         for p in pairs
         if p.a.dtype != p.b.dtype and {p.a.dtype, p.b.dtype} <= set(FLOATS)
     }
-    differ = [p for p in pairs if p.bits_equal is False]
+    unequal = [p for p in pairs if not p.bits_equal]
+    differ = [p for p in unequal if p.bits_equal is False]
+    on_equal_inputs = [p for p in differ if p.a.kind == "op" and p.a.in_ck and p.a.in_ck == p.b.in_ck]
     beyond = [p for p in pairs if (p.counts_differ if precisions else p.is_beyond)]
-    blind = [p for p in pairs if p.floors[0] > BLIND and not p.bits_equal]
+    blind = [p for p in unequal if p.floors[0] > BLIND]
     ratios = [p.differences[0] / p.floors[0] for p in pairs if not math.isnan(p.floors[0])]
     need = any if precisions else all
     return Verdict(
@@ -366,16 +278,14 @@ def _counted(pairs: Sequence[_Pair], level: str, floors: int) -> Verdict:
             first_place=_explained(beyond[0]) if beyond else None,
         ),
         made_by=_made_by(pairs, bool(precisions))[:LISTED],
-        on_equal_inputs=[
-            p.place for p in differ if p.a.kind == "op" and p.a.in_ck and p.a.in_ck == p.b.in_ck
-        ][:LISTED],
-        modules=[p.place for p in pairs if p.a.kind == "module" and not p.bits_equal][:LISTED],
-        grads=[p.place for p in pairs if p.a.kind == "grad" and not p.bits_equal][:LISTED],
+        on_equal_inputs=[p.place for p in on_equal_inputs[:LISTED]],
+        modules=[p.place for p in unequal if p.a.kind == "module"][:LISTED],
+        grads=[p.place for p in unequal if p.a.kind == "grad"][:LISTED],
         samples=max((len(p.a.sample) for p in pairs), default=0),
         ops=sum(p.a.kind == "op" for p in pairs),
         with_own_error=sum(need(row.local_rel is not None for row in (p.a, p.b)) for p in pairs),
         renamed=sum(_is_renamed(p.a, p.b) for p in pairs),
-        masked=sum(p.holds_nan and not p.bits_equal and not p.is_beyond for p in pairs),
+        masked=sum(p.holds_nan and not p.is_beyond for p in unequal),
         not_finite=sum(p.holds_nan for p in pairs),
         blind=len(blind),
         # A gradient may be nothing but noise by nature.

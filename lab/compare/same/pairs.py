@@ -5,16 +5,15 @@ What cannot be paired for certain is listed, never forced.
 
 from __future__ import annotations
 
+import math
 from collections import defaultdict
 from collections.abc import Callable, Sequence
 from itertools import zip_longest
 from statistics import median
 from typing import NamedTuple
 
-import numpy as np
-
 from lab.compare.same.places import Key
-from lab.workload.recorder.format import MAX_SAMPLES, Row
+from lab.workload.recorder.format import Row
 
 EPS = {"float64": 2.0**-53, "float32": 2.0**-24, "float16": 2.0**-11, "bfloat16": 2.0**-8}
 FLOATS = tuple(EPS)
@@ -65,52 +64,34 @@ def _groups(rows: Sequence[Row], indices: list[int], key_of: Callable[[Row], Key
     return groups
 
 
-def samples_of(rows: Sequence[Row]) -> np.ndarray:
-    """Sampled elements (rows, MAX_SAMPLES) in float64, NaN where absent."""
-    samples = np.full((len(rows), MAX_SAMPLES), np.nan)
-    for index, row in enumerate(rows):
-        samples[index, : len(row.sample)] = floats(row.sample)
-    return samples
+def relative(a: Sequence[float | None], b: Sequence[float | None]) -> float:
+    """L2 of the difference over L2 of a; None (not finite) in both is equal, in one infinite."""
+    if len(a) != len(b) or None in a or None in b:
+        if [x is None for x in a] != [y is None for y in b]:
+            return math.inf
+        a, b = floats(a), floats(b)
+    return _over(math.dist(a, b), math.hypot(*a))  # type: ignore[arg-type]
 
 
-def floats(values: Sequence[float | None]) -> np.ndarray:
-    """Numbers (n,), NaN for those that are not finite."""
-    return np.array(values, dtype=float)
-
-
-def relative(a: np.ndarray, b: np.ndarray) -> np.ndarray:
-    """L2 of the difference over L2 of a, per row of samples (n, k); NaN in both is equal, in one infinite."""
-    absent = np.isnan(a) & np.isnan(b)
-    off = np.where(absent, 0.0, b - a)
-    size = np.sqrt(np.nansum(np.square(a), axis=1))
-    ratio = _over(np.sqrt(np.square(off).sum(axis=1)), size)
-    return np.where(np.isnan(ratio), np.inf, ratio)
-
-
-def moved(a: Sequence[Row], b: Sequence[Row]) -> np.ndarray:
-    """The L2 norm of b - a over that of a, over all elements (n,): the RMS of the changes of k sums under
-    random signs estimates it, whatever elements changed. NaN where not both have such sums, or a norm is not
-    finite.
+def moved(a: Row, b: Row) -> float:
+    """The L2 norm of b - a over that of a, over all elements: the RMS of the changes of k sums under random
+    signs estimates it, whatever elements changed. NaN where not both have such sums, or a norm is not finite.
     """
-    estimates = np.full(len(a), np.nan)
-    for index, (x, y) in enumerate(zip(a, b, strict=True)):
-        if x.l2 is not None and y.l2 is not None and x.signed and len(x.signed) == len(y.signed):
-            size = np.sqrt(np.square(floats(y.signed) - floats(x.signed)).mean())
-            estimates[index] = _over(size, np.array(x.l2))
-    return estimates
+    if a.l2 is None or b.l2 is None or not a.signed or len(a.signed) != len(b.signed):
+        return math.nan
+    if None in a.signed or None in b.signed:
+        return math.nan
+    return _over(math.dist(a.signed, b.signed) / math.sqrt(len(a.signed)), a.l2)  # type: ignore[arg-type]
 
 
-def change(a: Sequence[float | None], b: Sequence[float | None]) -> np.ndarray:
-    """|b - a| / |a| of two columns of norms (n,); None (not finite) on one side alone is infinite."""
-    x, y = floats(a), floats(b)
-    ratio = np.where(np.isnan(x) & np.isnan(y), 0.0, _over(np.abs(y - x), np.abs(x)))
-    return np.where(np.isnan(ratio), np.inf, ratio)
+def floats(values: Sequence[float | None], fallback: float = 0.0) -> list[float]:
+    """Numbers, with `fallback` for those that are not finite."""
+    return [fallback if value is None else value for value in values]
 
 
-def _over(part: np.ndarray, total: np.ndarray) -> np.ndarray:
+def _over(part: float, total: float) -> float:
     """part / whole; 0 / 0 is 0, and something over 0 infinite."""
-    with np.errstate(divide="ignore", invalid="ignore"):
-        return np.where(part == 0, 0.0, np.where(total == 0, np.inf, part / total))
+    return part / total if total else math.inf if part else 0.0
 
 
 def own_ratios(rows: Sequence[Row], peers: Sequence[Row], partners: Sequence[Row] = ()) -> list[float]:

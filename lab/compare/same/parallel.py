@@ -22,6 +22,7 @@ from typing import NamedTuple
 import msgspec
 import numpy as np
 
+from lab.compare.same.floors import check_noise
 from lab.compare.same.judge import BEYOND
 from lab.compare.same.pairs import EPS, LEAST, floats, moved
 from lab.compare.same.places import Key, keyed, place_of
@@ -75,7 +76,9 @@ class _Whole(NamedTuple):
 def judge_parallel(
     twin: Recording, ranks: Sequence[Recording], floors: Sequence[Recording], reference: Recording | None
 ) -> Verdict:
-    """Compare in the order in which the twin computed. Pure."""
+    """Compare in the order in which the twin computed. Pure. Raises UsageError for a floor that is not the
+    twin's."""
+    check_noise(twin, floors, reference)
     tables = {recording.rank: _keyed(recording) for recording in ranks}
     world = ranks[0].world
     rows = _in_time(_keyed(twin))
@@ -121,15 +124,6 @@ def judge_parallel(
     if lone := set().union(*tables.values()) - rows.keys():
         not_compared["only the ranks have it"] = len(lone)
     runs = {**{f"rank {run.rank}": run for run in ranks}, "twin": twin}
-    problems = [f"{name}: {lack}" for name, run in runs.items() for lack in run.lacks]
-    if absent := sorted({*range(world)} - tables.keys()):
-        problems.append(f"no recording of {ranks_text(absent)}")
-    if len(tables) < len(ranks) or {recording.world for recording in ranks} != {world}:
-        problems.append(
-            "the recordings of ranks are of several runs: one rank twice, or other numbers of ranks"
-        )
-    if twin.world > 1:
-        problems.append(f"the twin is one of {twin.world} ranks itself")
     verdict = Verdict(
         outcome="",
         reason="",
@@ -140,11 +134,29 @@ def judge_parallel(
         first_place=places[0] if places else None,
         places=places[:LISTED],
         not_compared=dict(not_compared),
-        problems=problems,
+        problems=[
+            *(f"{name}: {lack}" for name, run in runs.items() for lack in run.lacks),
+            *_mixed(twin, ranks),
+        ],
         notes=[f"{name}: {note}" for name, run in runs.items() for note in run.notes],
     )
     verdict.outcome, verdict.reason = _outcome(verdict, len(rows))
     return verdict
+
+
+def _mixed(twin: Recording, ranks: Sequence[Recording]) -> list[str]:
+    """What is missing, or does not belong together."""
+    numbers, world = {recording.rank for recording in ranks}, ranks[0].world
+    problems = []
+    if absent := sorted({*range(world)} - numbers):
+        problems.append(f"no recording of {ranks_text(absent)}")
+    if len(numbers) < len(ranks) or {recording.world for recording in ranks} != {world}:
+        problems.append(
+            "the recordings of ranks are of several runs: one rank twice, or other numbers of ranks"
+        )
+    if twin.world > 1:
+        problems.append(f"the twin is one of {twin.world} ranks itself")
+    return problems
 
 
 def _outcome(verdict: Verdict, rows: int) -> tuple[str, str]:
@@ -211,7 +223,10 @@ def _added(parts: Mapping[int, Row], sums: Sequence[Sequence[float | None]], is_
     squares = sum((part.l2 if part.l2 is not None else math.nan) ** 2 for part in parts.values())
     bad = sum(part.nan for part in parts.values()), sum(part.inf for part in parts.values())
     return _Whole(
-        np.sum([floats(one) for one in sums], axis=0), None if is_sum else squares, bad, tuple(parts)
+        np.sum([floats(values, math.nan) for values in sums], axis=0),
+        None if is_sum else squares,
+        bad,
+        tuple(parts),
     )
 
 
@@ -221,7 +236,7 @@ def _relative(row: Row, together: _Whole, factor: float, size: float) -> float:
         return math.inf
     if row.l2 is None:
         return 0.0  # NaN or infinities in both, equally many
-    off = factor * together.signed - floats(row.signed)
+    off = factor * together.signed - np.array(floats(row.signed, math.nan))
     change = float(np.sqrt(np.square(off).mean())) if len(off) else 0.0
     if together.squares is not None:
         change = max(change, abs(factor * math.sqrt(together.squares) - row.l2))
@@ -242,7 +257,7 @@ def _explain(row: Row, off: Sequence[tuple[float, _Whole]], limit: float) -> str
         return "weights differ before the step" if row.phase == "start" else "weights differ after the update"
     apart = [together for relative, together in off if relative > limit]
     texts = [] if len(apart) == len(off) else ["the other ranks have it right"]
-    twin, sums = np.nan_to_num(floats(row.signed)), apart[0].signed
+    twin, sums = np.array(floats(row.signed)), apart[0].signed
     squares = float(twin @ twin)
     if squares and row.l2 and len(apart) == len(off):
         scale = float(sums @ twin) / squares
@@ -275,7 +290,7 @@ class _Limits:
         eps = max(EPS.get(row.dtype, 0.0), EPS.get(part.dtype, 0.0))
         if row.kind == "input" or (row.kind == "weight" and row.phase == "start" and row.step == 1):
             return max(LEAST, eps if row.dtype != part.dtype else 0.0)  # copies, perhaps to another type
-        floors = [float(moved([row], [table[key]])[0]) for table in self._noise if key in table]
+        floors = [moved(row, table[key]) for table in self._noise if key in table]
         finite = [
             floor * (row.l2 or 0.0) / (self.size(row) or 1.0) for floor in floors if math.isfinite(floor)
         ]

@@ -6,6 +6,7 @@ import copy
 import gzip
 import json
 import threading
+from contextlib import nullcontext
 from itertools import pairwise
 
 import pytest
@@ -255,6 +256,19 @@ def test_nudged_weights_are_noise_and_go_back(runs, tmp_path):
     found = judge(a, noisy, floors, None)
     assert found.bits.differ > 20
     assert found.outcome == "within noise"
+
+
+def test_a_floor_over_steps_of_training_may_end_at_other_weights(tmp_path):
+    def train(name, seed=None):
+        model = network()
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+        with nullcontext() if seed is None else same.nudged(model, seed), same.record(model, tmp_path / name):
+            for number in range(2):
+                model(torch.full((4, 32), 0.1 * number)).square().sum().backward()
+                optimizer.step()
+        return read(tmp_path / name)
+
+    assert judge(train("a"), train("b", 1), [train("f", 2), train("g", 3)], None).outcome == "within noise"
 
 
 @pytest.mark.parametrize("noise", [False, True])
