@@ -86,7 +86,7 @@ def _is_near(a: Row, b: Row, ulps_apart: float) -> bool:
 def _check_draws(a: Recording, floor: Recording) -> None:
     """Raise UsageError for other random numbers, which are not rounding: of draws that nothing before them
     could change."""
-    for k, j in pair(a.rows, floor.rows).both:
+    for k, j in pair(a.rows, floor.rows).matched:
         row, partner = a.rows[k], floor.rows[j]
         is_draw = is_random(row.op) and row.ck != partner.ck and row.sample
         is_sampled_alike = row.sample_at == partner.sample_at

@@ -104,9 +104,9 @@ def judge(
     check_noise(a, floors, reference)
     level = min((_level(a), _level(b), level), key=LEVELS.index)
     rows_a, rows_b = ([row for row in recording.rows if _is_at(row, level)] for recording in (a, b))
-    both, only_a, only_b = pair(rows_a, rows_b)
+    matched, only_a, only_b = pair(rows_a, rows_b)
     used = [*floors, *([reference] if reference else [])]
-    pairs = _measured([(rows_a[k], rows_b[j]) for k, j in both], a.checksum == b.checksum, used)
+    pairs = _measured([(rows_a[k], rows_b[j]) for k, j in matched], a.checksum == b.checksum, used)
     sides = (("A", a), ("B", b))
     verdict = _counted(pairs, level, len(used))
     verdict.only_a = [_name(rows_a[k]) for k in only_a[:LISTED]]
@@ -237,7 +237,7 @@ def _measured(
         bits_equal = same_bits(a, b) if is_comparable and a.dtype == b.dtype else None
         pairs.append(_Pair(a, b, _differences(a, b), [math.nan] * 3, bits_equal))
     for floor in floors:
-        for k, j in pair([a for a, _ in rows], floor.rows).both:
+        for k, j in pair([a for a, _ in rows], floor.rows).matched:
             a, b = pairs[k].a, floor.rows[j]
             if EPS.get(b.dtype, 0.0) <= EPS.get(a.dtype, 0.0):
                 for index, difference in enumerate(_differences(a, b)):
@@ -310,11 +310,11 @@ def _made_by(pairs: Sequence[_Pair], has_other_precision: bool) -> list[Place]:
     peers = ((a,), (b,)) if has_other_precision else ((b, b), (a, a))
     of_a, of_b = own_ratios(a, *peers[0]), own_ratios(b, *peers[1])
     places = []
-    for both, ratio_a, ratio_b in zip(pairs, of_a, of_b, strict=True):
+    for outputs, ratio_a, ratio_b in zip(pairs, of_a, of_b, strict=True):
         if max(ratio_a, ratio_b) > OWN:
-            place = both.place
+            place = outputs.place
             place.side = "A" if ratio_a > ratio_b else "B"
-            place.own_error = (both.a if place.side == "A" else both.b).local_rel
+            place.own_error = (outputs.a if place.side == "A" else outputs.b).local_rel
             place.own_ratio = max(ratio_a, ratio_b)
             places.append(place)
     return places

@@ -34,7 +34,7 @@ def _in_order(row: Row) -> Key:
 class Pairs(NamedTuple):
     """Row numbers of A and B, in A's order, and those without a partner."""
 
-    both: list[tuple[int, int]]
+    matched: list[tuple[int, int]]
     only_a: list[int]
     only_b: list[int]
 

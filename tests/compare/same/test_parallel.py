@@ -171,9 +171,7 @@ def tensor_parallel(path, plant, block, seed, mesh=None):
 def data_parallel(path, plant, seed, rank=None, wrap=None):
     """Every rank has its part of each of two micro-batches; without a rank the twin."""
     model = Net(seed=seed)
-    whole_model = model
-    if wrap is not None:
-        model = wrap(model)
+    whole_model, model = model, wrap(model) if wrap else model
     optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
     with same.record(model, path, level="module"):
         for batch in batches(seed):
@@ -213,7 +211,6 @@ OF_DATA = {
     "wrong_batch": ("input", "", "fwd"),
     "summed_loss": ("module", "head", "bwd"),
 }
-SEEDS = (0,)
 
 
 def colwise(mesh, seed):
@@ -252,12 +249,11 @@ def _rank(rank, port, folder):
         tensor_parallel(folder / plant, plant, number % 2, 0, mesh)
     for plant in OF_DATA:
         data_parallel(folder / plant, plant, 0, rank)
-    for seed in SEEDS:
-        tensor_parallel(folder / f"tensor{seed}", "", 0, seed, mesh)
-        data_parallel(folder / f"data{seed}", "", seed, rank)
-        torchs_own(folder / f"torch{seed}", seed, mesh)
-        data_parallel(folder / f"ddp{seed}", "", seed, rank, nn.parallel.DistributedDataParallel)
-        data_parallel(folder / f"fsdp{seed}", "", seed, rank, fsdp)
+    tensor_parallel(folder / "tensor", "", 0, 0, mesh)
+    data_parallel(folder / "data", "", 0, rank)
+    torchs_own(folder / "torch", 0, mesh)
+    data_parallel(folder / "ddp", "", 0, rank, nn.parallel.DistributedDataParallel)
+    data_parallel(folder / "fsdp", "", 0, rank, fsdp)
     distributed.barrier()
     distributed.destroy_process_group()
 
@@ -269,10 +265,9 @@ def runs(tmp_path_factory):
     torch.multiprocessing.spawn(_rank, args=(free_port(), folder), nprocs=WORLD)
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
-    for seed in SEEDS:
-        tensor_parallel(folder / f"twin_tensor{seed}", "", 0, seed)
-        data_parallel(folder / f"twin_data{seed}", "", seed)
-        torchs_own(folder / f"twin_torch{seed}", seed)
+    tensor_parallel(folder / "twin_tensor", "", 0, 0)
+    data_parallel(folder / "twin_data", "", 0)
+    torchs_own(folder / "twin_torch", 0)
     torch.set_num_threads(threads)
     return folder
 
@@ -282,9 +277,9 @@ def judged(folder, name, twin):
     return judge_parallel(read(folder / f"twin_{twin}"), ranks, [], None)
 
 
-@pytest.mark.parametrize("plant", [*OF_TENSORS, *OF_DATA], ids=lambda plant: plant)
+@pytest.mark.parametrize("plant", [*OF_TENSORS, *OF_DATA])
 def test_a_planted_fault_is_named_at_its_module(runs, plant):
-    verdict = judged(runs, plant, "tensor0" if plant in OF_TENSORS else "data0")
+    verdict = judged(runs, plant, "tensor" if plant in OF_TENSORS else "data")
     kind, module, phase = OF_TENSORS.get(plant) or OF_DATA[plant]
     module = module.format(list(OF_TENSORS).index(plant) % 2) if plant in OF_TENSORS else module
     place = verdict.first_place
@@ -294,23 +289,22 @@ def test_a_planted_fault_is_named_at_its_module(runs, plant):
     )
 
 
-@pytest.mark.parametrize("seed", SEEDS)
 @pytest.mark.parametrize("name", ["tensor", "data", "torch", "ddp", "fsdp"])
-def test_equal_runs_are_within_rounding(runs, name, seed):
+def test_equal_runs_are_within_rounding(runs, name):
     twin = "data" if name in ("ddp", "fsdp") else name
-    verdict = judged(runs, f"{name}{seed}", f"{twin}{seed}")
+    verdict = judged(runs, name, twin)
     assert verdict.outcome == "within rounding", parallel_text(verdict, 5)
     assert not verdict.not_compared and verdict.compared > 20
 
 
 def test_what_is_wrong_is_said(runs):
-    assert "rank 1 never computed it" in parallel_text(judged(runs, "dropped_batch", "data0"), 3)
-    assert "2 times the twin's" in parallel_text(judged(runs, "summed_gradients", "data0"), 3)
-    stale = judged(runs, "stale_weight", "tensor0").first_place
+    assert "rank 1 never computed it" in parallel_text(judged(runs, "dropped_batch", "data"), 3)
+    assert "2 times the twin's" in parallel_text(judged(runs, "summed_gradients", "data"), 3)
+    stale = judged(runs, "stale_weight", "tensor").first_place
     assert stale.ranks == (1,) and stale.explanation == "weights differ after the update"
 
 
 def test_a_rank_without_a_recording_is_no_all_clear(runs):
     ranks = [read(path) for path in files_of(runs / "tensor0", OF_RANKS)]
-    verdict = judge_parallel(read(runs / "twin_tensor0"), ranks[:1], [], None)
+    verdict = judge_parallel(read(runs / "twin_tensor"), ranks[:1], [], None)
     assert verdict.outcome != "within rounding" and "no recording of rank 1" in verdict.problems

@@ -110,12 +110,9 @@ def test_with_a_floor_it_is_ten_times_what_that_moves_the_tensor(share, outcome)
 
 
 def test_a_floor_of_another_batch_would_excuse_any_fault_and_is_refused():
-    def run(rank, world, ck, share):
-        return recording(rank, world, [row("input", "", BIG, ck), row("module", "a", scaled(BIG, share), ck)])
-
-    ranks = [run(rank, 2, "0", 0.5) for rank in range(2)]
-    with pytest.raises(UsageError, match="recorded with other inputs than A"):
-        judge_parallel(run(0, 1, "0", 0), ranks, [run(0, 1, "1", 0.5)], None)
+    twin, rank, floor = ([row("input", "", BIG, ck), row("module", "a", BIG, ck)] for ck in "001")
+    with pytest.raises(UsageError, match="other inputs than A"):
+        judge_parallel(recording(0, 1, twin), [recording(0, 1, rank)], [recording(0, 1, floor)], None)
 
 
 @pytest.mark.parametrize(("share", "outcome"), [(1.7e-4, "within rounding"), (2.1e-4, "differs")])

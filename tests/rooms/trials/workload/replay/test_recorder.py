@@ -344,12 +344,7 @@ def test_weights_that_something_else_changes_between_steps_are_named_as_weights(
 
     finding, _ = twice(tmp_path, job)
     first = finding.first_place
-    assert (first.step, first.kind, first.op, first.direction) == (
-        2,
-        "weight",
-        "3.weight",
-        "start",
-    )
+    assert (first.step, first.kind, first.op, first.direction) == (2, "weight", "3.weight", "start")
     assert any("something other than the optimizer" in text for text in sentences(finding))
 
 
