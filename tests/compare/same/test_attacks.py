@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import json
+import math
 
 import msgspec
-import numpy as np
 import pytest
 
 from lab.compare.same.judge import judge
@@ -208,9 +208,9 @@ def test_a_floor_above_a_twentieth_sees_nothing(tmp_path, floor, blind):
     ("a", "b", "expected"),
     [
         ([3.0, 4.0, None], [3.0, 4.5, None], 0.1),
-        ([1.0, None], [1.0, 2.0], np.inf),
+        ([1.0, None], [1.0, 2.0], math.inf),
         ([0.0], [0.0], 0.0),
-        ([0.0], [1.0], np.inf),
+        ([0.0], [1.0], math.inf),
         ([None], [None], 0.0),
         ([3e-200, 4e-200], [3e-200, 4.5e-200], 0.1),  # whose squares are 0
     ],
