@@ -59,28 +59,33 @@ def same(
     from lab.workload.recorder.format import OF_RANKS, files_of
 
     with needs("analysis"):
-        from lab.compare.same import judge, parallel, text
-
         answer: Any
-        noise, exact = [_read(path) for path in floors], _read(reference) if reference else None
         if a.is_dir() and not files_of(a, OF_RANKS):
             outcome, answer, lines = _of_steps([a, *([b] if b else [])])
         elif b is None:
             raise UsageError("one recording alone has nothing to be compared with", fix="lab same A B")
-        elif b.is_dir():
-            ranks = [_read(path) for path in files_of(b, OF_RANKS)]
-            if not ranks or a.is_dir():
+        else:
+            from lab.compare.same.judge import judge
+            from lab.compare.same.parallel import judge_parallel
+            from lab.compare.same.text import parallel_text, text
+
+            noise, exact = [_read(path) for path in floors], _read(reference) if reference else None
+            ranks = [_read(path) for path in files_of(b, OF_RANKS)] if b.is_dir() else []
+            if b.is_dir() and (not ranks or a.is_dir()):
                 raise UsageError(
                     "no recordings of ranks in this folder, or the twin is one too",
                     location=b,
                     fix=f"lab same TWIN RANKS: a file of one rank, and a folder with {OF_RANKS}",
                 )
-            answer = parallel.judge_parallel(_read(a), ranks, noise, exact)
-            outcome, lines = answer.outcome, text.parallel_text(answer, top)
-        else:
-            base, head = _read(a), _read(b)
-            answer = judge.judge(base, head, noise, exact, level=level or "op")
-            outcome, lines = answer.outcome, text.text(answer, base, head, top)
+            base = _read(a)
+            if ranks:
+                answer = judge_parallel(base, ranks, noise, exact)
+                lines = parallel_text(answer, top)
+            else:
+                head = _read(b)
+                answer = judge(base, head, noise, exact, level=level or "op")
+                lines = text(answer, base, head, top)
+            outcome = answer.outcome
     click.echo(msgspec.json.encode(answer) if as_json else lines)
     ctx.exit(EXITS.get(outcome, 1))
 
