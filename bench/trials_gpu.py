@@ -47,7 +47,7 @@ def named() -> None:
     from torch import nn
 
     from lab.compare.same.steps import gather, judge_steps
-    from lab.compare.same.steps_text import notes_of, place_text, source_at
+    from lab.compare.same.steps_text import notes_of
     from lab.rooms.trials.workload.replay.training import Training
 
     class Rows(nn.Module):
@@ -87,9 +87,8 @@ def named() -> None:
                 records, _ = gather([("run-0", Path(folder))])
             found = judge_steps(records)
             first = found.first_place
-            place = place_text(first) if first else "no difference"
-            source = source_at(first) if first else None
-            switch_text = source.switch if source else "-"
+            place = str(first or "no difference")
+            switch_text = first.switch if first and first.switch else "-"
             print(f"{name}, deterministic {'on' if switch else 'off'}: {found.outcome}; {place}")
             print(f"   known switch: {switch_text}; repeats {'agree' if found.repeats_agree else 'differ'}")
             for note in notes_of(records[0]):

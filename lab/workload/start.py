@@ -19,8 +19,8 @@ from typing import Any, TextIO, TypeVar
 
 import msgspec
 
-from lab.core.files import write_atomic
-from lab.errors import BadDataError, LabError, MissingError, writing
+from lab.core.files import read_json, write_atomic
+from lab.errors import LabError, writing
 from lab.workload.rank import RankContext, check_promised_gpus
 
 log = logging.getLogger("lab.workload")
@@ -48,12 +48,7 @@ def start(
 
 def read_config(path: Path, kind: type[T]) -> T:
     """A step's configuration file as `kind`. Raises MissingError or BadDataError."""
-    try:
-        return msgspec.json.decode(path.read_bytes(), type=kind)
-    except FileNotFoundError as error:
-        raise MissingError("the configuration file does not exist", location=path) from error
-    except (OSError, msgspec.DecodeError) as error:
-        raise BadDataError(f"not a configuration of this workload: {error}", location=path) from error
+    return read_json(path, kind, "the configuration of this workload")
 
 
 def write_json(path: Path, value: Any) -> None:

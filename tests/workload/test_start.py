@@ -122,6 +122,6 @@ def test_a_configuration_that_does_not_fit_names_its_file(tmp_path):
     from lab.workload.start import read_config
 
     (tmp_path / "nan.json").write_text("{}")
-    with pytest.raises(BadDataError, match="not a configuration") as caught:
+    with pytest.raises(BadDataError, match="cannot read the configuration") as caught:
         read_config(tmp_path / "nan.json", Config)
     assert str(tmp_path / "nan.json") in str(caught.value)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -59,36 +59,39 @@ def same(
     from lab.workload.recorder.format import OF_RANKS, files_of
 
     with needs("analysis"):
+        answer: Any
         if a.is_dir() and not files_of(a, OF_RANKS):
-            ctx.exit(_of_steps([a, *([b] if b else [])], as_json))
-        if b is None:
+            outcome, answer, lines = _of_steps([a, *([b] if b else [])])
+        elif b is None:
             raise UsageError("one recording alone has nothing to be compared with", fix="lab same A B")
-        from lab.compare.same.judge import judge
-        from lab.compare.same.parallel import judge_parallel
-        from lab.compare.same.parallel import text as parallel_text
-        from lab.compare.same.text import text
+        else:
+            from lab.compare.same.judge import judge
+            from lab.compare.same.parallel import judge_parallel
+            from lab.compare.same.text import parallel_text, text
 
-        noise, exact = [_read(path) for path in floors], _read(reference) if reference else None
-        if b.is_dir():
-            ranks = [_read(path) for path in files_of(b, OF_RANKS)]
-            if not ranks or a.is_dir():
+            noise, exact = [_read(path) for path in floors], _read(reference) if reference else None
+            ranks = [_read(path) for path in files_of(b, OF_RANKS)] if b.is_dir() else []
+            if b.is_dir() and (not ranks or a.is_dir()):
                 raise UsageError(
                     "no recordings of ranks in this folder, or the twin is one too",
                     location=b,
                     fix=f"lab same TWIN RANKS: a file of one rank, and a folder with {OF_RANKS}",
                 )
-            of_ranks = judge_parallel(_read(a), ranks, noise, exact)
-            click.echo(msgspec.json.encode(of_ranks) if as_json else parallel_text(of_ranks, top))
-            ctx.exit(EXITS.get(of_ranks.outcome, 1))
-        base, head = _read(a), _read(b)
-        verdict = judge(base, head, noise, exact, level=level or "op")
-    click.echo(msgspec.json.encode(verdict) if as_json else text(verdict, base, head, top))
-    ctx.exit(EXITS.get(verdict.outcome, 1))
+            base = _read(a)
+            if ranks:
+                answer = judge_parallel(base, ranks, noise, exact)
+                lines = parallel_text(answer, top)
+            else:
+                head = _read(b)
+                answer = judge(base, head, noise, exact, level=level or "op")
+                lines = text(answer, base, head, top)
+            outcome = answer.outcome
+    click.echo(msgspec.json.encode(answer) if as_json else lines)
+    ctx.exit(EXITS.get(outcome, 1))
 
 
-def _of_steps(folders: list[Path], as_json: bool) -> int:
-    import msgspec
-
+def _of_steps(folders: list[Path]) -> tuple[str, dict[str, Any], str]:
+    """The outcome of replays, their answer for scripts, and its lines."""
     from lab.compare.same.steps import folders_of, gather, judge_steps
     from lab.compare.same.steps_text import answer, missing, sentences
 
@@ -97,11 +100,9 @@ def _of_steps(folders: list[Path], as_json: bool) -> int:
     verdict = judge_steps([record for records, _ in replays for record in records])
     lacking = [*(problem for _, problems in replays for problem in problems), *missing(verdict)]
     lines = sentences(verdict)
-    if as_json:
-        click.echo(msgspec.json.encode({**answer(verdict), "verdict": lines, "lacking": lacking}))
-    else:
-        click.echo("\n".join([*lines, *(f"! {problem}" for problem in lacking)]))
-    return 1 if lacking else EXITS.get(verdict.outcome, 1)
+    shown = "\n".join([*lines, *(f"! {problem}" for problem in lacking)])
+    outcome = "incomplete" if lacking else verdict.outcome
+    return outcome, {**answer(verdict), "verdict": lines, "lacking": lacking}, shown
 
 
 def _read(path: Path) -> Recording:

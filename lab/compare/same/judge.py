@@ -2,63 +2,41 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import Any
+import math
+from collections.abc import Sequence
+from statistics import median
+from typing import NamedTuple
 
 import msgspec
-import numpy as np
 
-from lab.compare.same.pairs import (
-    EPS,
-    FLOATS,
-    LEAST,
-    change,
-    local_ratio,
-    moved,
-    pair,
-    relative,
-    samples_of,
-)
+from lab.compare.same.floors import check_noise, is_random
+from lab.compare.same.pairs import EPS, FLOATS, LEAST, moved, own_ratios, pair, relative
+from lab.compare.same.places import Place as PlaceOfRow
+from lab.compare.same.places import place_of, same_bits
 from lab.core.words import first_few
-from lab.errors import UsageError
-from lab.workload.recorder.format import Recording, Row, same_bits
+from lab.workload.recorder.format import Recording, Row
 
 BEYOND = 10.0  # times the floor
 FEW = 8  # sampled elements, below which an output's own floor is a matter of luck
 OWN = 50.0  # times the peers' own error; the worst of equal runs was 1.9
 PAIRED = 0.5  # the share of A's rows that must have a partner
 LISTED = 2000  # rows in the JSON; the counts are of all
-# What draws random numbers, by its name: torch, in A's first differing output.
-RANDOM = ("bernoulli", "dropout", "rand", "aten.normal", "uniform", "multinomial", "exponential", "philox")
 BLIND = 0.05  # a floor of which ten times is half of the output: nothing could be seen
 MOST_BLIND = 0.1  # the share of such outputs that a verdict bears
-# The smallest subnormal per dtype, near which an ulp is not a share.
-TINIEST = {"float64": 1e-300, "float32": 1e-37, "float16": 6e-8, "bfloat16": 1e-37}
-NOT_ROUNDING = 1e-3  # relative: two draws of random numbers, not rounding
 LEVELS = ("ends", "module", "op")  # from the fewest rows to the most
-OF_A = ("i", "kind", "op", "out", "phase", "module", "node", "shape")  # what a place has of A's row
 
 
-class Place(msgspec.Struct, kw_only=True):
+class Place(PlaceOfRow, kw_only=True):
     """A pair of outputs. ratio: relative over floor, None without a floor.
 
     own: the op's error against float64 on the inputs it got; own_ratio: over its peers'.
     """
 
-    i: int
-    kind: str
-    op: str
     op_b: str
-    out: int
-    phase: str
-    module: str
-    node: str
-    shape: tuple[int, ...]
     bits_equal: bool | None  # None: another precision or checksum
     relative: float | None  # None: not finite on one side
     floor: float | None
     ratio: float | None
-    explanation: str = msgspec.field(default="", name="why")
     own_error: float | None = msgspec.field(default=None, name="own")
     own_ratio: float | None = None
     side: str = ""  # the run whose own error it is
@@ -121,109 +99,25 @@ def judge(
 ) -> Verdict:
     """Compare. The floor is the largest difference to A of `floors` and of the float64 `reference`. Pure.
 
-    level: of LEVELS, the most that is compared; what a recording does not have is not.
-
-    Raises UsageError for a floor of another precision than A or without any noise, and for a reference that
-    is not in float64.
+    level: of LEVELS, the most that is compared; what a recording does not have is not. Raises UsageError.
     """
-    for floor in floors:
-        _check_floor(a, floor)
-    if reference:
-        _check_reference(a, reference)
+    check_noise(a, floors, reference)
     level = min((_level(a), _level(b), level), key=LEVELS.index)
     rows_a, rows_b = ([row for row in recording.rows if _is_at(row, level)] for recording in (a, b))
-    pairs = pair(rows_a, rows_b)
+    matched, only_a, only_b = pair(rows_a, rows_b)
     used = [*floors, *([reference] if reference else [])]
-    paired = _Paired(
-        [rows_a[k] for k in pairs.a], [rows_b[k] for k in pairs.b], a.checksum == b.checksum, used
-    )
-    verdict = paired.verdict(level)
-    verdict.only_a = [_name(rows_a[k]) for k in pairs.only_a[:LISTED]]
-    verdict.only_b = [_name(rows_b[k]) for k in pairs.only_b[:LISTED]]
-    verdict.n_only_a, verdict.n_only_b = len(pairs.only_a), len(pairs.only_b)
+    pairs = _measured([(rows_a[k], rows_b[j]) for k, j in matched], a.checksum == b.checksum, used)
+    sides = (("A", a), ("B", b))
+    verdict = _counted(pairs, level, len(used))
+    verdict.only_a = [_name(rows_a[k]) for k in only_a[:LISTED]]
+    verdict.only_b = [_name(rows_b[k]) for k in only_b[:LISTED]]
+    verdict.n_only_a, verdict.n_only_b = len(only_a), len(only_b)
     if level == "op":
-        sides = (("A", a), ("B", b))
-        verdict.unwritten = {name: recording.unwritten for name, recording in sides if recording.unwritten}
-    verdict.notes = [f"{name}: {note}" for name, run in (("A", a), ("B", b)) for note in run.notes]
-    verdict.problems = [
-        f"{recording.path.name}: {lack}" for recording in (a, b, *used) for lack in recording.lacks
-    ]
+        verdict.unwritten = {name: run.unwritten for name, run in sides if run.unwritten}
+    verdict.notes = [f"{name}: {note}" for name, run in sides for note in run.notes]
+    verdict.problems = [f"{run.path.name}: {lack}" for run in (a, b, *used) for lack in run.lacks]
     verdict.outcome, verdict.reason = _outcome(verdict, len(rows_a), len(rows_b))
     return verdict
-
-
-def _check_floor(a: Recording, floor: Recording) -> None:
-    """A floor of lower precision would call everything noise."""
-    types, floor_types = ({row.dtype for row in one.rows if row.dtype in FLOATS} for one in (a, floor))
-    if types != floor_types:
-        precisions = f"{', '.join(sorted(floor_types))}, A in {', '.join(sorted(types))}"
-        raise UsageError(
-            f"the floor {floor.path} is in {precisions}", fix="record the same model with nudged weights"
-        )
-    if [row.ck for row in a.rows] == [row.ck for row in floor.rows]:
-        raise UsageError(
-            f"the floor {floor.path} equals A bit by bit: it shows no noise",
-            fix="record it inside lab.same.nudged",
-        )
-    _check_start(a, floor, "the floor", ulps_apart=1.0)
-    _check_draws(a, floor)
-
-
-def _check_reference(a: Recording, reference: Recording) -> None:
-    types = [row.dtype for row in reference.rows if row.dtype in FLOATS]
-    if 2 * types.count("float64") <= len(types):
-        raise UsageError(
-            f"{reference.path} is not in float64", fix="record model.double() on the same inputs"
-        )
-    _check_start(a, reference, "the reference", ulps_apart=0.5)  # it has A's values in float64
-
-
-def _check_start(a: Recording, recording: Recording, name: str, *, ulps_apart: float) -> None:
-    """Refuse other inputs or weights: then everything differs, and as a floor would call everything noise."""
-    for kind in ("input", "weight"):
-        rows, started = (
-            [row for row in run.rows if row.kind == kind and (kind == "input" or row.dtype in FLOATS)]
-            for run in (a, recording)
-        )
-        apart = [x.op for x, y in zip(rows, started, strict=False) if not _is_near(x, y, ulps_apart)]
-        if rows and started and (apart or len(rows) != len(started)):
-            example = f" (first: {apart[0]})" if apart else ""
-            raise UsageError(
-                f"{name} {recording.path} was recorded with other {kind}s than A{example}",
-                fix="record the model of A on the same batch: a floor inside lab.same.nudged, a reference as "
-                "model.double()",
-            )
-
-
-def _is_near(a: Row, b: Row, ulps_apart: float) -> bool:
-    """Inputs of one type bit by bit. Of weights, and of inputs in another type, sampled elements differ by so
-    many ULPs at most, and sums of all by no more than follows."""
-    if a.shape != b.shape or (a.kind == "input" and a.dtype == b.dtype):
-        return a.shape == b.shape and a.ck == b.ck
-    near, least_value = 2 * ulps_apart * EPS.get(a.dtype, 0.0), TINIEST.get(a.dtype, 0.0)
-    samples = samples_of([a]), samples_of([b])
-    is_close = np.allclose(*samples, rtol=1.01 * near, atol=least_value, equal_nan=True)
-    return a.sample_at == b.sample_at and is_close and not moved([a], [b])[0] > 8 * near + least_value
-
-
-def _check_draws(a: Recording, floor: Recording) -> None:
-    """Raise UsageError for other random numbers, which are not rounding: of draws that nothing before them
-    could change."""
-    pairs = pair(a.rows, floor.rows)
-    for k, j in zip(pairs.a.tolist(), pairs.b.tolist(), strict=True):
-        row, partner = a.rows[k], floor.rows[j]
-        is_draw = _is_random(row.op) and row.ck != partner.ck and row.sample
-        if not is_draw or row.sample_at != partner.sample_at:
-            continue
-        if relative(samples_of([row]), samples_of([partner]))[0] > NOT_ROUNDING:
-            raise UsageError(
-                f"the floor {floor.path} drew other random numbers than A (first: {row.op})",
-                fix="seed both runs alike: torch.manual_seed before each recording",
-            )
-
-
-def _is_random(op: str) -> bool:
-    return any(word in op for word in RANDOM)
 
 
 def _outcome(verdict: Verdict, rows_a: int, rows_b: int) -> tuple[str, str]:
@@ -232,7 +126,7 @@ def _outcome(verdict: Verdict, rows_a: int, rows_b: int) -> tuple[str, str]:
     if not verdict.paired or verdict.paired < PAIRED * max(rows_a, rows_b):
         return "not comparable", f"{verdict.paired:,} of {rows_a:,} and {rows_b:,} outputs have a partner"
     place = verdict.bits.first_place
-    if place and _is_random(place.op) and not verdict.made_by:
+    if place and is_random(place.op) and not verdict.made_by:
         return "undecided", f"the first that differs is random ({place.op}): seed both runs alike"
     if verdict.values.beyond or verdict.made_by:
         return "differs", "an output is beyond the noise floor, or an op's own error beyond its peers'"
@@ -273,151 +167,157 @@ def _is_at(row: Row, level: str) -> bool:
     return row.kind not in ("op", "comm") and (level == "module" or row.kind != "module" or row.module == "")
 
 
-def _steadied(limits: list[np.ndarray], sampled: np.ndarray) -> list[np.ndarray]:
+def _steadied(pairs: Sequence[_Pair]) -> None:
     """Floors that a lucky draw cannot make too low: few recordings of one number may all lie close to A.
 
     An output of few elements has at least the median floor; norms, which are one number each, at least the
     floor of the elements, which bounds the change of the L2 norm.
     """
-    elements, *norms = limits
-    finite = elements[~np.isnan(elements)]
-    of_few = max(float(np.median(finite)), LEAST) if len(finite) else LEAST
-    smallest = np.where(sampled < FEW, of_few, LEAST)
-    elements = np.where(np.isnan(elements), np.nan, np.fmax(elements, smallest))
-    return [elements, *(np.where(np.isnan(norm), np.nan, np.fmax(norm, elements)) for norm in norms)]
+    known_floors = [p.floors[0] for p in pairs if not math.isnan(p.floors[0])]
+    of_few = max(median(known_floors), LEAST) if known_floors else LEAST
+    for p in pairs:
+        # Of NaN and a number `max` gives its first argument.
+        p.floors[0] = max(p.floors[0], of_few if len(p.a.sample) < FEW else LEAST)
+        p.floors[1:] = [max(floor, p.floors[0]) for floor in p.floors[1:]]
 
 
-def _differences(a: Sequence[Row], b: Sequence[Row]) -> list[np.ndarray]:
-    """Differences of elements, L2 norm and largest magnitude (three columns (n,)). Elements: the larger of
-    what the sampled ones and the sums of all under random signs say, else the norm."""
-    elsewhere = [x.sample_at != y.sample_at for x, y in zip(a, b, strict=True)]
-    sampled = np.where(elsewhere, np.nan, relative(samples_of(a), samples_of(b)))
-    norms = change([x.l2 for x in a], [y.l2 for y in b])
-    elements = np.fmax(sampled, moved(a, b))
-    elements = np.where(np.isnan(elements), norms, elements)
-    return [elements, norms, change([x.absmax for x in a], [y.absmax for y in b])]
+def _differences(a: Row, b: Row) -> list[float]:
+    """Of elements, L2 norm and largest magnitude. Elements: the larger of what the sampled ones and the sums
+    of all under random signs say, else the norm."""
+    norm, largest = relative((a.l2,), (b.l2,)), relative((a.absmax,), (b.absmax,))
+    sampled = relative(a.sample, b.sample) if a.sample_at == b.sample_at else math.nan
+    elements = [value for value in (sampled, moved(a, b)) if not math.isnan(value)]
+    return [max(elements, default=norm), norm, largest]
 
 
-class _Paired:
-    """The paired rows of two runs, and per pair (n,): the difference of elements, its floor (NaN: not known),
-    whether it is beyond, and whether bits are equal (1, 0; -1: of another type or checksum)."""
+class _Pair(NamedTuple):
+    """Two rows; how far they are apart and their floors, by elements, L2 norm and largest magnitude."""
 
-    def __init__(
-        self, a: Sequence[Row], b: Sequence[Row], is_comparable: bool, floors: Sequence[Recording]
-    ) -> None:
-        self.a, self.b, self.floors = a, b, len(floors)
-        differences = _differences(a, b)
-        limits = [np.full(len(a), np.nan) for _ in differences]
-        for floor in floors:
-            pairs = pair(a, floor.rows)
-            of_a, of_floor = [a[k] for k in pairs.a], [floor.rows[k] for k in pairs.b]
-            eps_a, eps_floor = (
-                np.array([EPS.get(row.dtype, 0.0) for row in rows]) for rows in (of_a, of_floor)
-            )
-            for limit, difference in zip(limits, _differences(of_a, of_floor), strict=True):
-                usable = np.where(np.isfinite(difference) & (eps_floor <= eps_a), difference, np.nan)
-                limit[pairs.a] = np.fmax(limit[pairs.a], usable)
-        limits = _steadied(limits, np.array([len(row.sample) for row in a]))
-        over = [d > BEYOND * limit for d, limit in zip(differences, limits, strict=True)]  # False: no floor
-        self.relative, self.floor = differences[0], limits[0]
-        self.counts_differ = self._where(lambda x, y: (x.nan, x.inf) != (y.nan, y.inf))
-        equal = self._where(same_bits).astype(np.int64)
-        self.bits = np.where(self._where(lambda x, y: is_comparable and x.dtype == y.dtype), equal, -1)
-        self.beyond = (np.logical_or.reduce(over) | self.counts_differ) & (self.bits != 1)
+    a: Row
+    b: Row
+    differences: list[float]
+    floors: list[float]  # NaN: unknown
+    bits_equal: bool | None  # None: another precision or checksum
 
-    def _where(self, rule: Callable[[Row, Row], bool]) -> np.ndarray:
-        """The pairs (n,) of which it holds."""
-        return np.array([rule(x, y) for x, y in zip(self.a, self.b, strict=True)], dtype=bool)
+    @property
+    def counts_differ(self) -> bool:
+        return (self.a.nan, self.a.inf) != (self.b.nan, self.b.inf)
 
-    def verdict(self, level: str) -> Verdict:
-        """What the paired outputs say, without an outcome yet."""
-        a, b = self.a, self.b
-        precisions = {
-            f"{x.dtype} against {y.dtype}"
-            for x, y in zip(a, b, strict=True)
-            if x.dtype != y.dtype and {x.dtype, y.dtype} <= set(FLOATS)
-        }
-        not_finite = self._where(lambda x, y: bool(x.nan or x.inf) and bool(y.nan or y.inf))
-        has_floor = ~np.isnan(self.floor)
-        is_blind = (np.nan_to_num(self.floor) > BLIND) & (self.bits != 1)
+    @property
+    def is_over(self) -> bool:
+        return any(x > BEYOND * floor for x, floor in zip(self.differences, self.floors, strict=True))
+
+    @property
+    def is_beyond(self) -> bool:
+        return (self.is_over or self.counts_differ) and not self.bits_equal
+
+    @property
+    def holds_nan(self) -> bool:
+        return bool(self.a.nan or self.a.inf) and bool(self.b.nan or self.b.inf)
+
+    @property
+    def place(self) -> Place:
+        relative, floor = self.differences[0], self.floors[0]
+        return place_of(
+            Place,
+            self.a,
+            op_b="" if self.a.op == self.b.op else self.b.op,
+            bits_equal=self.bits_equal,
+            relative=_finite(relative),
+            floor=_finite(floor),
+            ratio=_finite(relative / floor),
+        )
+
+
+def _measured(
+    rows: Sequence[tuple[Row, Row]], is_comparable: bool, floors: Sequence[Recording]
+) -> list[_Pair]:
+    pairs = []
+    for a, b in rows:
+        bits_equal = same_bits(a, b) if is_comparable and a.dtype == b.dtype else None
+        pairs.append(_Pair(a, b, _differences(a, b), [math.nan] * 3, bits_equal))
+    for floor in floors:
+        for k, j in pair([a for a, _ in rows], floor.rows).matched:
+            a, b = pairs[k].a, floor.rows[j]
+            if EPS.get(b.dtype, 0.0) <= EPS.get(a.dtype, 0.0):
+                for index, difference in enumerate(_differences(a, b)):
+                    if math.isfinite(difference):
+                        pairs[k].floors[index] = max(difference, pairs[k].floors[index])
+    _steadied(pairs)
+    return pairs
+
+
+def _counted(pairs: Sequence[_Pair], level: str, floors: int) -> Verdict:
+    """What the paired outputs say, without an outcome yet."""
+    precisions = {
+        f"{p.a.dtype} against {p.b.dtype}"
+        for p in pairs
+        if p.a.dtype != p.b.dtype and {p.a.dtype, p.b.dtype} <= set(FLOATS)
+    }
+    unequal = [p for p in pairs if not p.bits_equal]
+    differ = [p for p in unequal if p.bits_equal is False]
+    on_equal_inputs = [p for p in differ if p.a.kind == "op" and p.a.in_ck and p.a.in_ck == p.b.in_ck]
+    beyond = [p for p in pairs if (p.counts_differ if precisions else p.is_beyond)]
+    blind = [p for p in unequal if p.floors[0] > BLIND]
+    ratios = [p.differences[0] / p.floors[0] for p in pairs if not math.isnan(p.floors[0])]
+    need = any if precisions else all
+    return Verdict(
+        outcome="",
+        reason="",
+        level=level,
+        precision="; ".join(sorted(precisions)) or "equal",
+        paired=len(pairs),
+        bits=Bits(
+            sum(p.bits_equal is not None for p in pairs), len(differ), differ[0].place if differ else None
+        ),
+        values=Values(
+            floors=floors,
+            unknown=len(pairs) - len(ratios),
+            beyond=len(beyond),
+            largest_ratio=_finite(max(ratios)) if ratios else None,
+            first_place=_explained(beyond[0]) if beyond else None,
+        ),
+        made_by=_made_by(pairs, bool(precisions))[:LISTED],
+        on_equal_inputs=[p.place for p in on_equal_inputs[:LISTED]],
+        modules=[p.place for p in unequal if p.a.kind == "module"][:LISTED],
+        grads=[p.place for p in unequal if p.a.kind == "grad"][:LISTED],
+        samples=max((len(p.a.sample) for p in pairs), default=0),
+        ops=sum(p.a.kind == "op" for p in pairs),
+        with_own_error=sum(need(row.local_rel is not None for row in (p.a, p.b)) for p in pairs),
+        renamed=sum(_is_renamed(p.a, p.b) for p in pairs),
+        masked=sum(p.holds_nan and not p.is_beyond for p in unequal),
+        not_finite=sum(p.holds_nan for p in pairs),
+        blind=len(blind),
         # A gradient may be nothing but noise by nature.
-        is_output = self._where(lambda x, _: x.kind == "module" and x.phase == "fwd")
-        on_equal_inputs = self._where(
-            lambda x, y: x.kind == "op" and bool(x.in_ck) and x.in_ck == y.in_ck
-        ) & (self.bits == 0)
-        ratio = self.relative[has_floor] / self.floor[has_floor]
-        beyond = np.flatnonzero(self.counts_differ if precisions else self.beyond).tolist()
-        differ = np.flatnonzero(self.bits == 0).tolist()
-        need = any if precisions else all
-        has_own_error = self._where(lambda x, y: need(row.local_rel is not None for row in (x, y)))
-        return Verdict(
-            outcome="",
-            reason="",
-            level=level,
-            precision="; ".join(sorted(precisions)) or "equal",
-            paired=len(a),
-            bits=Bits(int((self.bits >= 0).sum()), len(differ), self.place(differ[0]) if differ else None),
-            values=Values(
-                floors=self.floors,
-                unknown=int((~has_floor).sum()),
-                beyond=len(beyond),
-                largest_ratio=_finite(ratio.max()) if len(ratio) else None,
-                first_place=self.place(beyond[0], self.why(beyond[0])) if beyond else None,
-            ),
-            made_by=self.made_by(bool(precisions))[:LISTED],
-            on_equal_inputs=self.places(on_equal_inputs),
-            modules=self.places(self._where(lambda x, _: x.kind == "module") & (self.bits != 1)),
-            grads=self.places(self._where(lambda x, _: x.kind == "grad") & (self.bits != 1)),
-            samples=max((len(row.sample) for row in a), default=0),
-            ops=sum(row.kind == "op" for row in a),
-            with_own_error=int(has_own_error.sum()),
-            renamed=int(self._where(_is_renamed).sum()),
-            masked=int((not_finite & (self.bits != 1) & ~self.beyond).sum()),
-            not_finite=int(not_finite.sum()),
-            blind=int(is_blind.sum()),
-            blind_modules=int((is_blind & is_output).sum()),
-        )
+        blind_modules=sum(p.a.kind == "module" and p.a.phase == "fwd" for p in blind),
+    )
 
-    def places(self, mask: np.ndarray) -> list[Place]:
-        return [self.place(index) for index in np.flatnonzero(mask)[:LISTED].tolist()]
 
-    def place(self, index: int, explanation: str = "") -> Place:
-        row, partner = self.a[index], self.b[index]
-        same: dict[str, Any] = {name: getattr(row, name) for name in OF_A}
-        return Place(
-            **same,
-            op_b="" if row.op == partner.op else partner.op,
-            bits_equal=None if self.bits[index] < 0 else bool(self.bits[index]),
-            relative=_finite(self.relative[index]),
-            floor=_finite(self.floor[index]),
-            ratio=_finite(self.relative[index] / self.floor[index]),
-            explanation=explanation,
-        )
+def _explained(beyond: _Pair) -> Place:
+    """The place of a pair that is beyond, and by what."""
+    a, b, place = beyond.a, beyond.b, beyond.place
+    if beyond.counts_differ:
+        place.explanation = f"{a.nan:,} NaN and {a.inf:,} infinities in A, {b.nan:,} and {b.inf:,} in B"
+    elif not beyond.differences[0] > BEYOND * beyond.floors[0]:
+        place.explanation = "in the norm of all elements or the largest one, not in single ones"
+    return place
 
-    def why(self, index: int) -> str:
-        a, b = self.a[index], self.b[index]
-        if (a.nan, a.inf) != (b.nan, b.inf):
-            return f"{a.nan:,} NaN and {a.inf:,} infinities in A, {b.nan:,} and {b.inf:,} in B"
-        over = self.relative[index] > BEYOND * self.floor[index]
-        return "" if over else "in the norm of all elements or the largest one, not in single ones"
 
-    def made_by(self, other_precision: bool) -> list[Place]:
-        """Ops whose own error is far beyond that of their peers in the other run, at another precision of
-        their peers in the same one."""
-        a, b = self.a, self.b
-        ratios = (
-            {"A": local_ratio(a, a), "B": local_ratio(b, b)}
-            if other_precision
-            else {"A": local_ratio(a, b, b), "B": local_ratio(b, a, a)}
-        )
-        places = []
-        for index in np.flatnonzero((ratios["A"] > OWN) | (ratios["B"] > OWN)).tolist():
-            place = self.place(index)
-            place.side = max("BA", key=lambda side: np.nan_to_num(ratios[side][index]))
-            place.own_error = (a if place.side == "A" else b)[index].local_rel
-            place.own_ratio = _finite(ratios[place.side][index])
+def _made_by(pairs: Sequence[_Pair], has_other_precision: bool) -> list[Place]:
+    """Ops whose own error is far beyond that of their peers in the other run, at another precision of
+    their peers in the same one."""
+    a, b = [p.a for p in pairs], [p.b for p in pairs]
+    peers = ((a,), (b,)) if has_other_precision else ((b, b), (a, a))
+    of_a, of_b = own_ratios(a, *peers[0]), own_ratios(b, *peers[1])
+    places = []
+    for outputs, ratio_a, ratio_b in zip(pairs, of_a, of_b, strict=True):
+        if max(ratio_a, ratio_b) > OWN:
+            place = outputs.place
+            place.side = "A" if ratio_a > ratio_b else "B"
+            place.own_error = (outputs.a if place.side == "A" else outputs.b).local_rel
+            place.own_ratio = max(ratio_a, ratio_b)
             places.append(place)
-        return places
+    return places
 
 
 def _is_renamed(a: Row, b: Row) -> bool:
@@ -429,4 +329,4 @@ def _name(row: Row) -> str:
 
 
 def _finite(value: float) -> float | None:
-    return float(value) if np.isfinite(value) else None
+    return value if math.isfinite(value) else None

@@ -5,37 +5,38 @@ What cannot be paired for certain is listed, never forced.
 
 from __future__ import annotations
 
+import math
 from collections import defaultdict
 from collections.abc import Callable, Sequence
+from itertools import zip_longest
+from statistics import median
 from typing import NamedTuple
 
-import numpy as np
-
-from lab.workload.recorder.format import MAX_SAMPLES, Row
+from lab.compare.same.places import Key
+from lab.workload.recorder.format import Row
 
 EPS = {"float64": 2.0**-53, "float32": 2.0**-24, "float16": 2.0**-11, "bfloat16": 2.0**-8}
 FLOATS = tuple(EPS)
 LEAST = 6e-8  # half an ulp of float32, the least that a floor can be
 NAMED = ("op", "module")  # rows whose module and op say what they are
 # From the strictest on: the same op; then, across versions and vendors, the same place and shape.
-KEYS: tuple[Callable[[Row], tuple[object, ...]], ...] = (
+KEYS: tuple[Callable[[Row], Key], ...] = (
     lambda row: (row.step, row.kind, row.module, row.phase, row.op, row.out, row.shape),
     lambda row: (row.step, row.kind, row.module, row.phase, row.shape) if row.kind in NAMED else (),
 )
 
 
-def _in_order(row: Row) -> tuple[object, ...]:
+def _in_order(row: Row) -> Key:
     """What a row shares with its partner in a model whose modules have other names."""
     return (row.step, row.kind, row.phase, row.op if row.kind in NAMED else "", row.out, row.shape)
 
 
 class Pairs(NamedTuple):
-    """Row numbers of A and B, in A's order (n,), and those without a partner."""
+    """Row numbers of A and B, in A's order, and those without a partner."""
 
-    a: np.ndarray
-    b: np.ndarray
-    only_a: tuple[int, ...]
-    only_b: tuple[int, ...]
+    matched: list[tuple[int, int]]
+    only_a: list[int]
+    only_b: list[int]
 
 
 def pair(a: Sequence[Row], b: Sequence[Row]) -> Pairs:
@@ -43,99 +44,73 @@ def pair(a: Sequence[Row], b: Sequence[Row]) -> Pairs:
     n-th of a key with the n-th, if both have as many."""
     for key_of in (KEYS[0], _in_order):
         if len(a) == len(b) and all(key_of(x) == key_of(y) for x, y in zip(a, b, strict=True)):
-            order = np.arange(len(a))
-            return Pairs(order, order, (), ())
-    paired: list[tuple[int, int]] = []
+            return Pairs([(index, index) for index in range(len(a))], [], [])
+    partners: dict[int, int] = {}
     left_a, left_b = list(range(len(a))), list(range(len(b)))
-    for key in KEYS:
-        groups_a, groups_b = _groups(a, left_a, key), _groups(b, left_b, key)
-        for name, rows in groups_a.items():
-            if name and len(rows) == len(groups_b.get(name, ())):
-                paired += zip(rows, groups_b[name], strict=True)
-        paired_a, paired_b = {x for x, _ in paired}, {y for _, y in paired}
-        left_a = [index for index in left_a if index not in paired_a]
-        left_b = [index for index in left_b if index not in paired_b]
-    paired.sort()
-    numbers = np.array(paired, dtype=np.int64).reshape(-1, 2)
-    return Pairs(numbers[:, 0], numbers[:, 1], tuple(left_a), tuple(left_b))
+    for key_of in KEYS:
+        groups_a, groups_b = _groups(a, left_a, key_of), _groups(b, left_b, key_of)
+        for key, rows in groups_a.items():
+            if key and len(rows) == len(groups_b.get(key, ())):
+                partners.update(zip(rows, groups_b[key], strict=True))
+        left_a = [index for index in left_a if index not in partners]
+        left_b = sorted({*left_b} - {*partners.values()})
+    return Pairs(sorted(partners.items()), left_a, left_b)
 
 
-def _groups(
-    rows: Sequence[Row], indices: list[int], key: Callable[[Row], tuple[object, ...]]
-) -> dict[tuple[object, ...], list[int]]:
-    groups: dict[tuple[object, ...], list[int]] = defaultdict(list)
+def _groups(rows: Sequence[Row], indices: list[int], key_of: Callable[[Row], Key]) -> dict[Key, list[int]]:
+    groups: dict[Key, list[int]] = defaultdict(list)
     for index in indices:
-        groups[key(rows[index])].append(index)
+        groups[key_of(rows[index])].append(index)
     return groups
 
 
-def samples_of(rows: Sequence[Row]) -> np.ndarray:
-    """Sampled elements (rows, MAX_SAMPLES) in float64, NaN where absent."""
-    samples = np.full((len(rows), MAX_SAMPLES), np.nan)
-    for index, row in enumerate(rows):
-        samples[index, : len(row.sample)] = floats(row.sample)
-    return samples
+def relative(a: Sequence[float | None], b: Sequence[float | None]) -> float:
+    """L2 of the difference over L2 of a; None (not finite) in both is equal, in one infinite."""
+    if len(a) != len(b) or None in a or None in b:
+        if [x is None for x in a] != [y is None for y in b]:
+            return math.inf
+        a, b = floats(a), floats(b)
+    return _over(math.dist(a, b), math.hypot(*a))  # type: ignore[arg-type]
 
 
-def floats(values: Sequence[float | None]) -> np.ndarray:
-    """Numbers (n,), NaN for those that are not finite."""
-    return np.array(values, dtype=float)
-
-
-def relative(a: np.ndarray, b: np.ndarray) -> np.ndarray:
-    """L2 of the difference over L2 of a, per row of samples (n, k); NaN in both is equal, in one infinite."""
-    absent = np.isnan(a) & np.isnan(b)
-    off = np.where(absent, 0.0, b - a)
-    size = np.sqrt(np.nansum(np.square(a), axis=1))
-    ratio = _over(np.sqrt(np.square(off).sum(axis=1)), size)
-    return np.where(np.isnan(ratio), np.inf, ratio)
-
-
-def moved(a: Sequence[Row], b: Sequence[Row]) -> np.ndarray:
-    """The L2 norm of b - a over that of a, over all elements (n,): the RMS of the changes of k sums under
-    random signs estimates it, whatever elements changed. NaN where not both have such sums, or a norm is not
-    finite.
+def moved(a: Row, b: Row) -> float:
+    """The L2 norm of b - a over that of a, over all elements: the RMS of the changes of k sums under random
+    signs estimates it, whatever elements changed. NaN where not both have such sums, or a norm is not finite.
     """
-    estimates = np.full(len(a), np.nan)
-    for index, (x, y) in enumerate(zip(a, b, strict=True)):
-        if x.l2 is not None and y.l2 is not None and x.signed and len(x.signed) == len(y.signed):
-            size = np.sqrt(np.square(floats(y.signed) - floats(x.signed)).mean())
-            estimates[index] = _over(size, np.array(x.l2))
-    return estimates
+    if a.l2 is None or b.l2 is None or not a.signed or len(a.signed) != len(b.signed):
+        return math.nan
+    if None in a.signed or None in b.signed:
+        return math.nan
+    return _over(math.dist(a.signed, b.signed) / math.sqrt(len(a.signed)), a.l2)  # type: ignore[arg-type]
 
 
-def change(a: Sequence[float | None], b: Sequence[float | None]) -> np.ndarray:
-    """|b - a| / |a| of two columns of norms (n,); None (not finite) on one side alone is infinite."""
-    x, y = floats(a), floats(b)
-    ratio = np.where(np.isnan(x) & np.isnan(y), 0.0, _over(np.abs(y - x), np.abs(x)))
-    return np.where(np.isnan(ratio), np.inf, ratio)
+def floats(values: Sequence[float | None], fallback: float = 0.0) -> list[float]:
+    """Numbers, with `fallback` for those that are not finite."""
+    return [fallback if value is None else value for value in values]
 
 
-def _over(part: np.ndarray, total: np.ndarray) -> np.ndarray:
+def _over(part: float, total: float) -> float:
     """part / whole; 0 / 0 is 0, and something over 0 infinite."""
-    with np.errstate(divide="ignore", invalid="ignore"):
-        return np.where(part == 0, 0.0, np.where(total == 0, np.inf, part / total))
+    return part / total if total else math.inf if part else 0.0
 
 
-def local_ratio(rows: Sequence[Row], peers: Sequence[Row], partners: Sequence[Row] = ()) -> np.ndarray:
-    """Each row's own error over the median own error of `peers` with the same op and output (n,).
+def own_ratios(rows: Sequence[Row], peers: Sequence[Row], partners: Sequence[Row] = ()) -> list[float]:
+    """Each row's own error over the median own error of `peers` with the same op and output; 0 without one.
 
-    NaN where the row has none. An op that `peers` lack is compared with the rows themselves. Where the
-    `partner` of a row is as far off, its inputs cancel, and neither run is at fault.
+    An op that `peers` lack is compared with the rows themselves. Where the `partner` of a row is as far off,
+    its inputs cancel, and neither run is at fault.
     """
-    typical = {**_typical(rows), **_typical(peers)}
-    ratios = np.full(len(rows), np.nan)
-    for index, row in enumerate(rows):
-        if row.local_rel is not None:
-            beside = (partners[index].local_rel or 0.0) if partners else 0.0
-            floor = max(typical[row.op, row.out], beside, EPS.get(row.dtype, LEAST))
-            ratios[index] = row.local_rel / floor
+    errors: dict[Key, list[float]] = {}
+    for side in (rows, peers):
+        of_side: dict[Key, list[float]] = defaultdict(list)
+        for row in side:
+            if row.local_rel is not None:
+                of_side[row.op, row.out].append(row.local_rel)
+        errors.update(of_side)
+    typical = {key: median(values) for key, values in errors.items()}
+    ratios = []
+    for row, partner in zip_longest(rows, partners):
+        beside = (partner.local_rel or 0.0) if partner else 0.0
+        floor = max(typical.get((row.op, row.out), 0.0), beside, EPS.get(row.dtype, LEAST))
+        ratios.append((row.local_rel or 0.0) / floor)
     return ratios
-
-
-def _typical(rows: Sequence[Row]) -> dict[tuple[str, int], float]:
-    errors: dict[tuple[str, int], list[float]] = defaultdict(list)
-    for row in rows:
-        if row.local_rel is not None:
-            errors[row.op, row.out].append(row.local_rel)
-    return {key: float(np.median(error)) for key, error in errors.items()}

@@ -12,45 +12,40 @@ of a chain add up like a random walk.
 
 from __future__ import annotations
 
-import itertools
 import math
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from itertools import groupby
 from statistics import median
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import msgspec
 import numpy as np
 
+from lab.compare.same.floors import check_noise
 from lab.compare.same.judge import BEYOND
 from lab.compare.same.pairs import EPS, LEAST, floats, moved
+from lab.compare.same.places import Key, keyed, place_of
+from lab.compare.same.places import Place as PlaceOfRow
 from lab.core.words import plural, ranks_text
-from lab.workload.recorder.format import Recording, Row, numbered
+from lab.workload.recorder.format import Recording, Row
 
 ROUNDING = 16.0
 CANCELS = 1e-3  # of its peers' size: a tensor below is held against this, because only rounding is left of it
 EXACT = 0.01  # of a scale that is named, and of the mean's factor in the gradients of a part of the batch
 LISTED = 20
 KINDS = ("input", "weight", "module", "grad")
-Key = tuple[object, ...]
 
 
-class Place(msgspec.Struct, kw_only=True):
+class Place(PlaceOfRow, kw_only=True):
     """A tensor of the twin that the ranks do not have.
 
     relative, threshold: the L2 norm of the difference over the tensor's.
     """
 
-    step: int
-    kind: str
-    phase: str
-    module: str
-    op: str
     relative: float | None
     threshold: float
     ranks: tuple[int, ...]  # whose parts or replicas are off; all of them for parts of a sum
-    explanation: str = msgspec.field(default="", name="why")
 
 
 class Verdict(msgspec.Struct, kw_only=True):
@@ -81,111 +76,104 @@ class _Whole(NamedTuple):
 def judge_parallel(
     twin: Recording, ranks: Sequence[Recording], floors: Sequence[Recording], reference: Recording | None
 ) -> Verdict:
-    """Compare in the order in which the twin computed. Pure."""
-    tables = {recording.rank: _keyed(recording.rows) for recording in ranks}
+    """Compare in the order in which the twin computed. Pure. Raises UsageError for a floor that is not the
+    twin's."""
+    check_noise(twin, floors, reference)
+    tables = {recording.rank: _keyed(recording) for recording in ranks}
     world = ranks[0].world
-    rows = _in_time(_keyed(twin.rows))
+    rows = _in_time(_keyed(twin))
     noise = [*floors, *([reference] if reference else [])]
-    limits = _Limits(rows, [_keyed(recording.rows) for recording in noise])
-    against = _Against(tables, world, limits, _mean_factor(rows, tables, world))
+    limits = _Limits(rows, [_keyed(recording) for recording in noise])
+    mean_factor = _mean_factor(rows, tables, world)
+    places: list[Place] = []
+    sums: list[Place] = []  # parts of a sum that nothing has added up yet
+    not_compared: Counter[str] = Counter()
+    compared, largest_ratio = 0, 0.0
     for key, row in rows.items():
-        against.hold(key, row)
+        parts = _parts(tables, key)
+        absent = sorted(tables.keys() - parts.keys())
+        wholes = list(_wholes(row, parts, world)) if parts else []
+        some_part = next(iter(parts.values()), row)
+        limit, size = limits.of(key, row, some_part), limits.size(row)
+        if parts and absent:
+            explanation = f"{ranks_text(absent)} never computed it"
+            places.append(_place(row, None, limits.of(key, row, row), absent, explanation))
+            continue
+        if not wholes:
+            not_compared["its parts have no known place" if parts else "the ranks do not have it"] += 1
+            continue
+        compared += 1
+        is_of_batch = row.phase == "bwd" and some_part.shape[:1] != row.shape[:1]
+        factor = mean_factor if is_of_batch else 1.0
+        off = [(_relative(row, whole, factor, size), whole) for whole in wholes]
+        worst = max(relative for relative, _ in off)
+        largest_ratio = max(largest_ratio, worst / limit)
+        if worst <= limit:
+            sums = []
+            continue
+        beyond = sorted({rank for relative, whole in off if relative > limit for rank in whole.ranks})
+        if _is_sum(row, parts, limit, size):
+            explanation = "each rank has a part of the sum: an all-reduce is missing"
+            sums.append(_place(row, worst, limit, beyond, explanation))
+            continue
+        # A module whose parts the next one was to add up is where it began.
+        places += [*sums, _place(row, worst, limit, beyond, _explain(row, off, limit))]
+        sums = []
     # A sum that nothing added up until the end; behind another place it may follow from that.
-    places = against.places or against.partial
+    places = places or sums
     if lone := set().union(*tables.values()) - rows.keys():
-        against.left_out["only the ranks have it"] = len(lone)
+        not_compared["only the ranks have it"] = len(lone)
     runs = {**{f"rank {run.rank}": run for run in ranks}, "twin": twin}
-    problems = [f"{name}: {lack}" for name, run in runs.items() for lack in run.lacks]
-    if absent := sorted({*range(world)} - tables.keys()):
-        problems.append(f"no recording of {ranks_text(absent)}")
-    if len(tables) < len(ranks) or {recording.world for recording in ranks} != {world}:
-        problems.append(
-            "the recordings of ranks are of several runs: one rank twice, or other numbers of ranks"
-        )
-    if twin.world > 1:
-        problems.append(f"the twin is one of {twin.world} ranks itself")
     verdict = Verdict(
         outcome="",
         reason="",
         world=world,
-        compared=against.compared,
+        compared=compared,
         measured=bool(noise),
-        largest_ratio=against.largest_ratio if math.isfinite(against.largest_ratio) else 1e300,
+        largest_ratio=largest_ratio if math.isfinite(largest_ratio) else 1e300,
         first_place=places[0] if places else None,
         places=places[:LISTED],
-        not_compared=dict(against.left_out),
-        problems=problems,
+        not_compared=dict(not_compared),
+        problems=[
+            *(f"{name}: {lack}" for name, run in runs.items() for lack in run.lacks),
+            *_mixed(twin, ranks),
+        ],
         notes=[f"{name}: {note}" for name, run in runs.items() for note in run.notes],
     )
     verdict.outcome, verdict.reason = _outcome(verdict, len(rows))
     return verdict
 
 
-@dataclass
-class _Against:
-    """The twin's tensors held against those of the ranks, one after the other."""
-
-    tables: Mapping[int, Mapping[Key, Row]]
-    world: int
-    limits: _Limits
-    mean_factor: float
-    places: list[Place] = field(default_factory=list)
-    partial: list[Place] = field(default_factory=list)  # parts of a sum that nothing has added up yet
-    left_out: Counter[str] = field(default_factory=Counter)
-    compared: int = 0
-    largest_ratio: float = 0.0
-
-    def hold(self, key: Key, row: Row) -> None:
-        """Compare one tensor of the twin; a place where it differs, or why it is left out."""
-        parts = {rank: table[key] for rank, table in self.tables.items() if key in table}
-        if not parts:
-            self.left_out["the ranks do not have it"] += 1
-            return
-        if absent := sorted(self.tables.keys() - parts.keys()):
-            explanation = f"{ranks_text(absent)} never computed it"
-            self.places.append(_place(row, None, self.limits.of(key, row, row), absent, explanation))
-            return
-        wholes = list(_wholes(row, parts, self.world))
-        if not wholes:
-            self.left_out["its parts have no known place"] += 1
-            return
-        self.compared += 1
-        some_part = next(iter(parts.values()))
-        is_of_batch = row.phase == "bwd" and some_part.shape[:1] != row.shape[:1]
-        factor = self.mean_factor if is_of_batch else 1.0
-        limit, size = self.limits.of(key, row, some_part), self.limits.size(row)
-        off = [(_relative(row, whole, factor, size), whole) for whole in wholes]
-        worst = max(relative for relative, _ in off)
-        self.largest_ratio = max(self.largest_ratio, worst / limit)
-        if worst <= limit:
-            self.partial = []
-            return
-        beyond = sorted({rank for relative, whole in off if relative > limit for rank in whole.ranks})
-        place = _place(row, worst, limit, beyond, _explain(row, off, limit))
-        if _is_sum(row, parts, limit, size):
-            place.explanation = "each rank has a part of the sum: an all-reduce is missing"
-            self.partial.append(place)
-            return
-        # A module whose parts the next one was to add up is where it began.
-        self.places += [*self.partial, place]
-        self.partial = []
+def _mixed(twin: Recording, ranks: Sequence[Recording]) -> list[str]:
+    """What is missing, or does not belong together."""
+    numbers, world = {recording.rank for recording in ranks}, ranks[0].world
+    problems = []
+    if absent := sorted({*range(world)} - numbers):
+        problems.append(f"no recording of {ranks_text(absent)}")
+    if len(numbers) < len(ranks) or {recording.world for recording in ranks} != {world}:
+        problems.append(
+            "the recordings of ranks are of several runs: one rank twice, or other numbers of ranks"
+        )
+    if twin.world > 1:
+        problems.append(f"the twin is one of {twin.world} ranks itself")
+    return problems
 
 
 def _outcome(verdict: Verdict, rows: int) -> tuple[str, str]:
     if not verdict.first_place and (not verdict.compared or 2 * verdict.compared < rows):
         return "not comparable", f"{verdict.compared:,} of the twin's {rows:,} tensors have a partner"
     if verdict.first_place:
-        return "differs", f"first in {place_text(verdict.first_place)}"
+        return "differs", f"first at {place_text(verdict.first_place)}"
     left_out = [f"{plural(n, 'tensor')} not compared ({why})" for why, n in verdict.not_compared.items()]
     if verdict.problems or left_out:
         return "undecided", "; ".join([*verdict.problems, *left_out])
     return "within rounding", f"{plural(verdict.compared, 'tensor')} of {plural(verdict.world, 'rank')}"
 
 
-def _keyed(rows: Sequence[Row]) -> dict[Key, Row]:
-    """Rows that both can have, by what and the how-manieth they are."""
-    comparable = (row for row in rows if row.kind in KINDS and (row.l2 is not None or row.nan or row.inf))
-    return dict(numbered(comparable, _key))
+def _keyed(recording: Recording) -> dict[Key, Row]:
+    """Rows that both can have, by what they are and how many of the same came before."""
+    rows = (row for row in recording.rows if row.kind in KINDS)
+    return keyed((row for row in rows if row.l2 is not None or row.nan or row.inf), _key)
 
 
 def _key(row: Row) -> Key:
@@ -193,10 +181,15 @@ def _key(row: Row) -> Key:
     return (row.step, row.kind, row.phase, row.module, name, row.out)
 
 
+def _parts(tables: Mapping[int, Mapping[Key, Row]], key: Key) -> dict[int, Row]:
+    """What each rank has of a tensor of the twin."""
+    return {rank: table[key] for rank, table in tables.items() if key in table}
+
+
 def _in_time(rows: Mapping[Key, Row]) -> dict[Key, Row]:
     """Order as computed: gradients of weights, read at the end, from the last module to the first."""
     ordered: list[tuple[Key, Row]] = []
-    for is_grad, group in itertools.groupby(rows.items(), key=lambda item: item[1].kind == "grad"):
+    for is_grad, group in groupby(rows.items(), key=lambda item: item[1].kind == "grad"):
         items = list(group)
         ordered += items[::-1] if is_grad else items
     return dict(ordered)
@@ -230,7 +223,10 @@ def _added(parts: Mapping[int, Row], sums: Sequence[Sequence[float | None]], is_
     squares = sum((part.l2 if part.l2 is not None else math.nan) ** 2 for part in parts.values())
     bad = sum(part.nan for part in parts.values()), sum(part.inf for part in parts.values())
     return _Whole(
-        np.sum([floats(one) for one in sums], axis=0), None if is_sum else squares, bad, tuple(parts)
+        np.sum([floats(values, math.nan) for values in sums], axis=0),
+        None if is_sum else squares,
+        bad,
+        tuple(parts),
     )
 
 
@@ -240,7 +236,7 @@ def _relative(row: Row, together: _Whole, factor: float, size: float) -> float:
         return math.inf
     if row.l2 is None:
         return 0.0  # NaN or infinities in both, equally many
-    off = factor * together.signed - floats(row.signed)
+    off = factor * together.signed - np.array(floats(row.signed, math.nan))
     change = float(np.sqrt(np.square(off).mean())) if len(off) else 0.0
     if together.squares is not None:
         change = max(change, abs(factor * math.sqrt(together.squares) - row.l2))
@@ -261,7 +257,7 @@ def _explain(row: Row, off: Sequence[tuple[float, _Whole]], limit: float) -> str
         return "weights differ before the step" if row.phase == "start" else "weights differ after the update"
     apart = [together for relative, together in off if relative > limit]
     texts = [] if len(apart) == len(off) else ["the other ranks have it right"]
-    twin, sums = np.nan_to_num(floats(row.signed)), apart[0].signed
+    twin, sums = np.array(floats(row.signed)), apart[0].signed
     squares = float(twin @ twin)
     if squares and row.l2 and len(apart) == len(off):
         scale = float(sums @ twin) / squares
@@ -294,7 +290,7 @@ class _Limits:
         eps = max(EPS.get(row.dtype, 0.0), EPS.get(part.dtype, 0.0))
         if row.kind == "input" or (row.kind == "weight" and row.phase == "start" and row.step == 1):
             return max(LEAST, eps if row.dtype != part.dtype else 0.0)  # copies, perhaps to another type
-        floors = [float(moved([row], [table[key]])[0]) for table in self._noise if key in table]
+        floors = [moved(row, table[key]) for table in self._noise if key in table]
         finite = [
             floor * (row.l2 or 0.0) / (self.size(row) or 1.0) for floor in floors if math.isfinite(floor)
         ]
@@ -306,7 +302,7 @@ class _Limits:
 def _mean_factor(rows: Mapping[Key, Row], tables: Mapping[int, Mapping[Key, Row]], world: int) -> float:
     """What makes gradients of a rank's mean over its part of the batch those of the mean over all of it."""
     for key, row in rows.items():
-        parts = {rank: table[key] for rank, table in tables.items() if key in table}
+        parts = _parts(tables, key)
         if row.kind == "module" and row.phase == "bwd" and len(parts) == world and row.l2:
             wholes = list(_wholes(row, parts, world))
             if len(wholes) == 1 and wholes[0].squares and parts[min(parts)].shape[:1] != row.shape[:1]:
@@ -316,35 +312,14 @@ def _mean_factor(rows: Mapping[Key, Row], tables: Mapping[int, Mapping[Key, Row]
 
 
 def _place(row: Row, relative: float | None, limit: float, ranks: Sequence[int], explanation: str) -> Place:
-    same: dict[str, Any] = {name: getattr(row, name) for name in ("step", "kind", "phase", "module", "op")}
     finite = relative if relative is not None and math.isfinite(relative) else None
-    return Place(**same, relative=finite, threshold=limit, ranks=tuple(ranks), explanation=explanation)
+    return place_of(Place, row, relative=finite, threshold=limit, ranks=tuple(ranks), explanation=explanation)
 
 
 def place_text(place: Place) -> str:
-    """`module blocks.1.down, forward, step 1: relative 0.5, 2.1e-06 by rounding, on ranks 0, 1 (...)`."""
-    names = {"module": f"module {place.module or '(the model)'}", "input": "the model's input"}
-    name = names.get(place.kind, f"{'gradient of ' if place.kind == 'grad' else 'weight '}{place.op}")
-    phase = {"fwd": ", forward", "bwd": ", backward (gradient at its output)"}.get(place.phase, "")
+    """`step 1, blocks.1.down, forward: output: relative 0.5, 2.1e-06 by rounding, on ranks 0, 1 (...)`."""
     relative = "not finite" if place.relative is None else f"{place.relative:.2g}"
-    off = (
-        ""
-        if "never computed" in place.explanation
-        else f": relative {relative}, {place.threshold:.1e} by rounding"
-    )
+    off = f": relative {relative}, {place.threshold:.1e} by rounding"
+    off = "" if "never computed" in (place.explanation or "") else off
     explanation = f" ({place.explanation})" if place.explanation else ""
-    return f"{name}{phase}, step {place.step}{off}, on {ranks_text(place.ranks)}{explanation}"
-
-
-def text(verdict: Verdict, top: int) -> str:
-    """The verdict in lines."""
-    source = "measured" if verdict.measured else "derived from the type, because no floor was measured"
-    lines = [
-        f"{verdict.outcome}: {verdict.reason}",
-        f"largest difference {verdict.largest_ratio:.2g} times its threshold ({source})",
-    ]
-    if len(verdict.places) > 1:
-        lines.append("next, which may follow from the first:")
-        lines += [f"  {place_text(place)}" for place in verdict.places[1 : top + 1]]
-    lines += [f"not compared: {plural(n, 'tensor')}, {why}" for why, n in verdict.not_compared.items()]
-    return "\n".join([*lines, *(f"! {text}" for text in (*verdict.problems, *verdict.notes))])
+    return f"{place}{off}, on {ranks_text(place.ranks)}{explanation}"

@@ -9,34 +9,40 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
+from operator import attrgetter
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
+import msgspec
+
+from lab.compare.same.places import Key, keyed, majority, place_of, same_bits
+from lab.compare.same.places import Place as PlaceOfRow
+from lab.compare.same.sources import source_of
 from lab.core.words import first_few, plural
 from lab.errors import BadDataError
-from lab.workload.recorder.format import Recording, Row, files_of, majority, numbered, read, same_bits
+from lab.workload.recorder.format import Recording, Row, files_of, read
 
 Outcome = Literal["bitwise", "run-to-run", "machine-to-machine", "input pipeline", "nothing seen"]
 # Whose bits say nothing of an order: they may come from anywhere before.
 GIVEN = ("random", "weight", "buffer", "input")
-DIRECTIONS = {"start": "start", "fwd": "forward", "bwd": "backward"}
-Key = tuple[Any, ...]
+BITS_OF = attrgetter("phase", "kind", "module", "op", "out", "node", "dtype", "shape")
+Rows = dict[Key, Row]
 
 
 class Record(NamedTuple):
-    """One rank of one run, its rows by (step, attempt); attempt 0 is the program's own."""
+    """One rank of one run, its rows in their order by (step, attempt); attempt 0 is the program's own."""
 
     run: str
     recording: Recording
-    attempts: dict[tuple[int, int], list[Row]]
+    attempts: dict[tuple[int, int], Rows]
 
     @classmethod
     def of(cls, run: str, recording: Recording) -> Record:
         attempts: dict[tuple[int, int], list[Row]] = defaultdict(list)
         for row in recording.rows:
             attempts[row.step, row.attempt].append(row)
-        return cls(run, recording, dict(attempts))
+        return cls(run, recording, {name: keyed(rows, BITS_OF) for name, rows in attempts.items()})
 
     @property
     def rank(self) -> int:
@@ -61,33 +67,27 @@ class Record(NamedTuple):
 Runs = Mapping[str, Mapping[int, Record]]
 
 
-@dataclass(frozen=True)
-class Place:
+class Place(PlaceOfRow, kw_only=True):
     """The first place where a run differs from another, or a repeat from its step.
 
-    between: what was compared. equal_inputs: the inputs had the same bits, so the difference was made
-    here; None: the inputs of this place are not recorded. absent: the second did not have it.
-    inputs_of: of a collective, the ranks whose inputs differed; outputs_of: those whose output did, also
-    of a gradient before the update; of `ranks` that have a record of it. inherited: by a collective, from
-    another rank.
+    index: of the row in its step. between: what was compared. equal_inputs: the inputs had the same bits, so
+    the difference was made here; None: the inputs of this place are not recorded. absent: the second did not
+    have it. inputs_of: of a collective, the ranks whose inputs differed; outputs_of: those whose output did,
+    also of a gradient before the update; of `ranks` that have a record of it. inherited: by a collective,
+    from another rank. why, switch: of a known source.
     """
 
-    step: int
     rank: int
     index: int
-    row: Row
     between: tuple[str, str]
-    kind: Literal["runs", "repeats", "ranks"]
+    comparison: Literal["runs", "repeats", "ranks"] = msgspec.field(name="compared")
     equal_inputs: bool | None = None
     absent: bool = False
-    inputs_of: tuple[int, ...] = ()
-    outputs_of: tuple[int, ...] = ()
+    inputs_of: tuple[int, ...] = msgspec.field(default=(), name="inputs_differ_on")
+    outputs_of: tuple[int, ...] = msgspec.field(default=(), name="outputs_differ_on")
     ranks: int = 0
     inherited: bool = False
-
-    @property
-    def direction(self) -> str:
-        return DIRECTIONS.get(self.row.phase, "update")
+    switch: str | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -114,7 +114,7 @@ class Verdict:
 
     @property
     def repeats_agree(self) -> bool:
-        return self.repeats > 0 and not any(place.kind == "repeats" for place in self.places)
+        return self.repeats > 0 and not any(place.comparison == "repeats" for place in self.places)
 
 
 def gather(folders: Iterable[tuple[str, Path]]) -> tuple[list[Record], list[str]]:
@@ -157,15 +157,19 @@ def judge_steps(records: Sequence[Record]) -> Verdict:
         runs[record.run][record.rank] = record
     places = [*_between_runs(runs), *_between_repeats(records), *_between_ranks(runs)]
     places.sort(key=_order)
+    for place in places:
+        made_here = place.equal_inputs is not False and place.kind in ("op", "comm")
+        source = source_of(place.op) if made_here else None
+        place.explanation, place.switch = (source.reason, source.switch) if source else (None, None)
     # A record of inputs alone is equal to any other: it must not pass as bitwise.
     is_seen = any(row.kind not in GIVEN for record in records for row in record.recording.rows)
-    place = places[0] if places and is_seen else None
+    first_place = places[0] if places and is_seen else None
     groups = _groups(runs)
     all_ranks = {record.rank for record in records}
-    ranks, step = ({place.rank}, place.step) if place else (all_ranks, 1)
+    ranks, step = ({first_place.rank}, first_place.step) if first_place else (all_ranks, 1)
     return Verdict(
-        outcome=_outcome(place, places, runs, groups) if is_seen else "nothing seen",
-        first_place=place,
+        outcome=_outcome(first_place, places, runs, groups) if is_seen else "nothing seen",
+        first_place=first_place,
         places=places,
         runs=len(runs),
         ranks=len(all_ranks),
@@ -181,17 +185,8 @@ def judge_steps(records: Sequence[Record]) -> Verdict:
 
 def _order(place: Place) -> tuple[int, ...]:
     """Sort key: step and place, what came from another rank last; then whether it was made there."""
-    in_place = (place.equal_inputs is False, place.kind == "ranks", place.rank)
+    in_place = (place.equal_inputs is False, place.comparison == "ranks", place.rank)
     return (place.step, place.inherited, place.index, *in_place)
-
-
-def _keyed(rows: Iterable[Row]) -> dict[Key, Row]:
-    """The rows of one attempt, in their order."""
-    return dict(numbered(rows, _key))
-
-
-def _key(row: Row) -> Key:
-    return (row.phase, row.kind, row.module, row.op, row.out, row.node, row.dtype, row.shape)
 
 
 def _is_random_state(row: Row) -> bool:
@@ -209,24 +204,23 @@ def _is_given_or_of_a_bucket(row: Row) -> bool:
 
 
 def _first_difference(
-    a: Sequence[Row], b: Sequence[Row], ignore: Callable[[Row], bool], place: Place, *, strict: bool
+    base: Rows, head: Rows, ignore: Callable[[Row], bool], facts: Mapping[str, Any], *, strict: bool = True
 ) -> Place | None:
-    """`place` with the first row that differs. strict: a row that only one side has is a difference."""
-    base, head = _keyed(a), _keyed(b)
+    """The first row that differs. strict: a row that only one side has is a difference."""
     for index, (key, row) in enumerate(base.items()):
         partner = head.get(key)
         if ignore(row) or (partner is None and not strict):
             continue
         if partner is None:
-            return replace(place, index=index, row=row, absent=True)
+            return place_of(Place, row, index=index, absent=True, **facts)
         if not same_bits(row, partner):
             # What draws random numbers often writes into memory that nothing has written before.
             comparable = (row.in_ck or partner.in_ck) and not row.random
             equal_inputs = row.in_ck == partner.in_ck if comparable else None
-            return replace(place, index=index, row=row, equal_inputs=equal_inputs)
+            return place_of(Place, row, index=index, equal_inputs=equal_inputs, **facts)
     for index, (key, row) in enumerate(head.items()):
         if strict and key not in base and not ignore(row):
-            return replace(place, index=index, row=row, absent=True)
+            return place_of(Place, row, index=index, absent=True, **facts)
     return None
 
 
@@ -234,38 +228,38 @@ def _between_runs(runs: Runs) -> Iterable[Place]:
     (base_run, base_ranks), *head_runs = runs.items()
     for run, ranks in head_runs:
         for rank in sorted(ranks.keys() & base_ranks.keys()):
-            base, head = base_ranks[rank], ranks[rank]
-            for step in sorted({*base.steps()} & {*head.steps()}):
-                pair = base.attempts[step, 0], head.attempts[step, 0]
-                place = Place(step, rank, 0, pair[0][0], (base_run, run), "runs")
+            base, head = base_ranks[rank].attempts, ranks[rank].attempts
+            for step in sorted(step for step, attempt in base.keys() & head.keys() if not attempt):
+                facts = {"rank": rank, "between": (base_run, run), "comparison": "runs"}
                 # A generator may differ without having been drawn from; only what was computed counts.
-                if differing := _first_difference(*pair, _is_random_state, place, strict=True):
-                    yield _over_ranks(differing, runs)
+                if place := _first_difference(base[step, 0], head[step, 0], _is_random_state, facts):
+                    _compare_ranks(place, runs)
+                    yield place
                     break
 
 
-def _over_ranks(place: Place, runs: Runs) -> Place:
+def _compare_ranks(place: Place, runs: Runs) -> None:
     """Whose inputs of a collective differed, and whose outputs: what one rank gave reaches all others."""
-    if place.row.kind not in ("comm", "used") or place.absent:
-        return place
+    if place.kind not in ("comm", "used") or place.absent:
+        return
     base, head = (runs[run] for run in place.between)
-    rows = _keyed(base[place.rank].attempts[place.step, 0])
-    key = next(key for key, row in rows.items() if row is place.row)
+    attempt = place.step, 0
+    key = list(base[place.rank].attempts[attempt])[place.index]
     pairs = {}
     for rank in sorted(base.keys() & head.keys()):
-        a, b = (_keyed(side[rank].attempts.get((place.step, 0), ())).get(key) for side in (base, head))
+        a, b = (side[rank].attempts.get(attempt, {}).get(key) for side in (base, head))
         if a is not None and b is not None:
             pairs[rank] = a, b
-    outputs = tuple(rank for rank, pair in pairs.items() if not same_bits(*pair))
-    placed = replace(place, outputs_of=outputs, ranks=len(pairs))
-    if place.row.kind == "used":
-        return placed
-    inputs = tuple(rank for rank, (a, b) in pairs.items() if a.in_ck != b.in_ck)
-    if inputs:
-        return replace(placed, inputs_of=inputs, equal_inputs=False, inherited=place.rank not in inputs)
-    # Equal inputs of some ranks do not clear a collective: a rank without a record may have given others.
-    all_there = len(pairs) == base[place.rank].recording.world
-    return placed if all_there else replace(placed, equal_inputs=None)
+    place.outputs_of = tuple(rank for rank, pair in pairs.items() if not same_bits(*pair))
+    place.ranks = len(pairs)
+    if place.kind == "used":
+        return
+    place.inputs_of = tuple(rank for rank, (a, b) in pairs.items() if a.in_ck != b.in_ck)
+    if place.inputs_of:
+        place.equal_inputs, place.inherited = False, place.rank not in place.inputs_of
+    elif len(pairs) < base[place.rank].recording.world:
+        # Equal inputs of some ranks do not clear a collective: a rank without a record may have given others.
+        place.equal_inputs = None
 
 
 def _between_repeats(records: Sequence[Record]) -> Iterable[Place]:
@@ -273,13 +267,13 @@ def _between_repeats(records: Sequence[Record]) -> Iterable[Place]:
     for record in records:
         for step in record.steps():
             ignore = _is_given_or_of_a_bucket if step == 1 and record.replicated else _is_given
-            program = record.attempts[step, 0]
             places: list[Place] = []
             for (number, attempt), rows in record.attempts.items():
                 if number == step and attempt:
                     between = (f"{record.run} step {step}", f"its repeat {attempt}")
-                    place = Place(step, record.rank, 0, program[0], between, "repeats")
-                    places += filter(None, [_first_difference(program, rows, ignore, place, strict=False)])
+                    facts = {"rank": record.rank, "between": between, "comparison": "repeats"}
+                    place = _first_difference(record.attempts[step, 0], rows, ignore, facts, strict=False)
+                    places += [place] if place else []
             if places:
                 # The place nearest to the cause is the earliest over all repeats.
                 yield min(places, key=lambda place: place.index)
@@ -299,18 +293,22 @@ def _between_ranks(runs: Runs) -> Iterable[Place]:
 
 def _odd_replica(replicas: Sequence[Record], step: int) -> Place | None:
     """The first tensor of a step in which one of them is not as the most are."""
-    rows_of = [record.attempts[step, 0] for record in replicas]
-    tables = [_keyed(row for row in rows if row.kind in ("weight", "reduced")) for rows in rows_of]
-    for key in tables[0]:
+    tables = [record.attempts[step, 0] for record in replicas]
+    for key in (key for key, row in tables[0].items() if row.kind in ("weight", "reduced")):
         checksums = [table[key].ck if key in table else "" for table in tables]
         if len(set(checksums)) > 1:
             # Of two replicas either may be the odd one: the text then names "another rank" only.
             usual, count, _ = majority(checksums)
             odd = next(index for index, checksum in enumerate(checksums) if checksum != usual)
-            row = tables[odd].get(key) or tables[0][key]
-            index = next((i for i, other in enumerate(rows_of[odd]) if other is row), len(rows_of[odd]))
-            between = (f"rank {replicas[odd].rank}", "the other ranks" if count > 1 else "another rank")
-            return Place(step, replicas[odd].rank, index, row, between, "ranks")
+            keys, rank = list(tables[odd]), replicas[odd].rank
+            return place_of(
+                Place,
+                tables[odd].get(key) or tables[0][key],
+                rank=rank,
+                index=keys.index(key) if key in keys else len(keys),
+                between=(f"rank {rank}", "the other ranks" if count > 1 else "another rank"),
+                comparison="ranks",
+            )
     return None
 
 
@@ -319,7 +317,7 @@ def _groups(runs: Runs) -> list[list[str]]:
     groups: dict[int, list[str]] = defaultdict(list)
     for run, ranks in runs.items():
         bits = tuple(
-            (rank, step, *(hash((*_key(row), row.ck)) for row in rows if not _is_random_state(row)))
+            (rank, step, *(hash((key, row.ck)) for key, row in rows.items() if not _is_random_state(row)))
             for rank, record in sorted(ranks.items())
             for (step, attempt), rows in sorted(record.attempts.items())
             if attempt == 0
@@ -334,11 +332,11 @@ def _outcome(
     # Order matters: other inputs explain all later rows, and unequal replicas any repeat or run.
     if place is None:
         return "bitwise"
-    if place.row.kind == "input":
+    if place.kind == "input":
         return "input pipeline"
-    if place.kind == "ranks":
+    if place.comparison == "ranks":
         return "machine-to-machine"
-    if any(place.kind == "repeats" for place in places):
+    if any(place.comparison == "repeats" for place in places):
         return "run-to-run"  # it differs where nothing but time has changed
     machines = {run: [record.machine for _, record in sorted(ranks.items())] for run, ranks in runs.items()}
     group_of = {run: number for number, group in enumerate(groups) for run in group}
@@ -362,7 +360,7 @@ def _random_differs(records: Sequence[Record], step: int) -> list[str]:
     """The generators whose state differed between runs when this step began, on any rank."""
     states: dict[tuple[str, int], set[str]] = defaultdict(set)
     for record in records:
-        for row in record.attempts.get((step, 0), ()):
+        for row in record.attempts.get((step, 0), {}).values():
             if row.kind == "random":
                 states[row.op, record.rank].add(row.ck)
     return sorted({name for (name, _), checksums in states.items() if len(checksums) > 1})

@@ -2,61 +2,14 @@
 
 from __future__ import annotations
 
-import csv
-import functools
-import re
 from collections.abc import Sequence
-from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
+import msgspec
+
+from lab.compare.same.places import unwritten_text
 from lab.compare.same.steps import Place, Record, Verdict
-from lab.core.words import first_few, plural, ranks_text
-from lab.workload.recorder.format import Row
-
-KINDS = {
-    "random": "random numbers",
-    "weight": "weights",
-    "buffer": "buffers",
-    "input": "batch",
-    "module": "output",
-    "op": "operator",
-    "grad": "gradient",
-    "reduced": "gradient after the reduction",
-    "used": "gradient that the update uses",
-    "comm": "collective",
-}
-
-
-class Source(NamedTuple):
-    """A known source of differences, a row of sources.csv."""
-
-    ops: str
-    reason: str
-    switch: str
-
-
-@functools.cache
-def _sources() -> list[tuple[re.Pattern[str], Source]]:
-    with Path(__file__).with_name("sources.csv").open(newline="", encoding="ascii") as file:
-        sources = [Source(**row) for row in csv.DictReader(line for line in file if line[0] != "#")]
-    return [(re.compile(rf"(?:{source.ops})_?"), source) for source in sources]
-
-
-def source_of(name: str) -> Source | None:
-    """The known source behind `aten.index_add_.default` or `mylib.atomic_add.default`; None: none known."""
-    library, _, operator = name.partition(".")
-    word = operator.split(".")[0] if operator else library
-    for pattern, source in _sources():
-        if pattern.fullmatch(word):
-            return source
-    of_library = _sources()[-1][1]
-    return of_library if re.match(of_library.ops, library) else None
-
-
-def source_at(place: Place) -> Source | None:
-    """The known source of a difference that may have been made at this place."""
-    made_here = place.equal_inputs is not False and place.row.kind in ("op", "comm")
-    return source_of(place.row.op) if made_here else None
+from lab.core.words import plural, ranks_text
 
 
 def missing(verdict: Verdict, *, runs: int = 2, steps: int = 0, repeats: int = 0) -> list[str]:
@@ -80,14 +33,9 @@ def missing(verdict: Verdict, *, runs: int = 2, steps: int = 0, repeats: int = 0
 
 
 def notes_of(record: Record) -> list[str]:
-    """What no verdict rests on, because it holds what was in memory before; then the recorder's notes."""
+    """What no verdict rests on, then the recorder's notes."""
     unwritten = record.recording.unwritten
-    lines = []
-    if unwritten:
-        outputs = plural(sum(unwritten.values()), "output")
-        names = first_few([f"{count:,} of {name}" for name, count in unwritten.items()], 10)
-        lines = [f"{outputs} that need not be written were not compared: {names}"]
-    return [*lines, *record.recording.notes]
+    return [*([unwritten_text(unwritten, 10)] if unwritten else []), *record.recording.notes]
 
 
 def sentences(verdict: Verdict) -> list[str]:
@@ -108,14 +56,14 @@ def sentences(verdict: Verdict) -> list[str]:
             *([unseeded] if drawn else []),
         ]
     lines = [
-        f"{verdict.outcome}: first difference at {place_text(place)}.",
+        f"{verdict.outcome}: first difference at {place}.",
         f"Compared: {place.between[0]} with {place.between[1]} ({covered}{again}).",
         *_cause(verdict, place),
     ]
     if len(verdict.groups) > 1 and verdict.runs > 2:
         agree = [f"{', '.join(group)} agree" for group in verdict.groups if len(group) > 1]
         lines.append(f"{'; '.join(agree) or 'No two runs agree'}.")
-    if verdict.repeats_agree and place.kind == "runs":
+    if verdict.repeats_agree and place.comparison == "runs":
         lines.append(_of_repeats(place))
     return lines
 
@@ -133,22 +81,8 @@ def _of_repeats(place: Place) -> str:
     return f"Inside one process the same step repeats: the difference needs another process{hint}."
 
 
-def place_text(place: Place) -> str:
-    """`step 2, rank 1, blocks.0.attn, backward: operator aten.index_add in IndexAddBackward0`."""
-    row = place.row
-    name = f" {row.op}" if row.kind not in ("input", "module") else ""
-    node = f" in {row.node}" if row.node else ""
-    location = f"step {place.step}, rank {place.rank}, {row.module or 'model'}, {place.direction}"
-    return f"{location}: {kind_text(row)}{name}{node}"
-
-
-def kind_text(row: Row) -> str:
-    is_gradient = row.kind == "module" and row.phase == "bwd"
-    return "gradient of the output" if is_gradient else KINDS.get(row.kind, row.kind)
-
-
 def _cause(verdict: Verdict, place: Place) -> list[str]:
-    row, lines = place.row, []
+    lines = []
     made_here = place.equal_inputs is not False
     if place.absent:
         lines.append("The other run did something else here: its control flow differs.")
@@ -156,36 +90,36 @@ def _cause(verdict: Verdict, place: Place) -> list[str]:
     if verdict.outcome == "input pipeline":
         same = "the same batches in another order" if verdict.same_batches else "other batches"
         lines.append(f"The runs were given {same}; weights were equal until then.")
-    if row.kind == "weight" and row.phase == "start":
+    if place.kind == "weight" and place.phase == "start":
         lines.append(
             "The weights differed before the first step: their initialisation or checkpoint differs."
             if place.step == 1
             else "The weights were changed after the update before, by something other than the optimizer."
         )
-    if row.kind == "weight" and row.phase == "update" and place.kind == "runs":
+    if place.kind == "weight" and place.phase == "update" and place.comparison == "runs":
         lines.append(
             "The gradients of this update had equal bits: the optimizer's settings (its rate, say) or state "
             "differ, or its own operators do not repeat."
         )
-    if row.kind == "used":
+    if place.kind == "used":
         differs_on = f" It differs on {_on(place.outputs_of, place.ranks)}." if place.ranks > 1 else ""
         lines.append(
             "It was changed between the backward and the update, by code that is not recorded there: "
             f"clipping, the program itself, or a collective that is not torch.distributed's.{differs_on}"
         )
-    drawn = [name for name in verdict.random_differs if row.kind == "input" or name in ("torch", "cuda")]
-    if drawn and (row.random or row.kind in ("input", "weight")):
+    drawn = [name for name in verdict.random_differs if place.kind == "input" or name in ("torch", "cuda")]
+    if drawn and (place.random or place.kind in ("input", "weight")):
         lines.append(f"Random numbers of {', '.join(drawn)} differed when that step began: not seeded.")
-    elif verdict.random_differs and not made_here and place.kind == "runs":
+    elif verdict.random_differs and not made_here and place.comparison == "runs":
         names = ", ".join(verdict.random_differs)
         lines.append(
             f"Random numbers of {names} differed when that step began, not seeded: perhaps one of them."
         )
-    if source := source_at(place):
-        lines.append(f"Known: {source.reason}. Switch: {source.switch}.")
-    elif made_here and row.kind in ("op", "comm"):
+    if place.switch:
+        lines.append(f"Known: {place.explanation}. Switch: {place.switch}.")
+    elif made_here and place.kind in ("op", "comm"):
         lines.append("No known source of differences: a custom operator, a race, or a fault of the hardware.")
-    if place.kind == "ranks":
+    if place.comparison == "ranks":
         is_open = "others" not in place.between[1]
         lines.append(f"Replicas must agree here{'; which of two is wrong is open' if is_open else ''}.")
     return lines
@@ -193,7 +127,7 @@ def _cause(verdict: Verdict, place: Place) -> list[str]:
 
 def _of_inputs(place: Place) -> list[str]:
     """Whether the difference came in or was made here."""
-    is_collective = place.row.kind == "comm"
+    is_collective = place.kind == "comm"
     if place.inputs_of:
         return [
             f"It is a collective whose inputs differed on {_on(place.inputs_of, place.ranks)}: the "
@@ -226,30 +160,7 @@ def answer(verdict: Verdict) -> dict[str, Any]:
     """Verdict as scripts read it."""
     return {
         "replay": verdict.outcome,
-        "first": verdict.first_place and place_row(verdict.first_place),
-        "runs": verdict.runs,
-        "ranks": verdict.ranks,
-        "steps": verdict.steps,
-        "repeats": verdict.repeats,
+        "first": msgspec.to_builtins(verdict.first_place),
         "events": verdict.rows,
-    }
-
-
-def place_row(place: Place) -> dict[str, Any]:
-    """A place as scripts read it."""
-    row, source = place.row, source_at(place)
-    return {
-        "step": place.step,
-        "rank": place.rank,
-        "module": row.module,
-        "direction": place.direction,
-        "kind": row.kind,
-        "op": row.op,
-        "node": row.node,
-        "equal_inputs": place.equal_inputs,
-        "inputs_differ_on": place.inputs_of,
-        "outputs_differ_on": place.outputs_of,
-        "compared": place.kind,
-        "why": source and source.reason,
-        "switch": source and source.switch,
+        **{name: getattr(verdict, name) for name in ("runs", "ranks", "steps", "repeats")},
     }

@@ -1,22 +1,18 @@
-"""The verdict in lines."""
+"""The lines of a verdict over two recordings, and over ranks and their twin."""
 
 from __future__ import annotations
 
+from lab.compare.same import parallel
 from lab.compare.same.judge import BEYOND, BLIND, OWN, Place, Verdict
+from lab.compare.same.places import unwritten_text
 from lab.core.words import plural, printable
 from lab.workload.recorder.format import Recording
 
 
 def text(verdict: Verdict, a: Recording, b: Recording, top: int) -> str:
     """Most important first: the verdict, bits, values, who made it, modules, gradients, unpaired outputs."""
-    lines = [
-        f"A: {_about(a)}",
-        f"B: {_about(b)}",
-        f"{verdict.outcome}: {verdict.reason}",
-        "",
-        _bits(verdict),
-        _values(verdict),
-    ]
+    lines = [f"A: {_about(a)}", f"B: {_about(b)}", f"{verdict.outcome}: {verdict.reason}", ""]
+    lines += [_bits(verdict), _values(verdict)]
     if verdict.not_finite:
         lines.append(f"! {plural(verdict.not_finite, 'output')} with NaN or infinity in both runs")
     if verdict.blind:
@@ -27,20 +23,30 @@ def text(verdict: Verdict, a: Recording, b: Recording, top: int) -> str:
         lines.append(
             f"modules or weights have other names in B ({renamed}): paired by the order of equal ops"
         )
-    lines += _unwritten(verdict, top)
-    lines += _made_by(verdict, top)
+    lines += [*_unwritten(verdict, top), *_made_by(verdict, top)]
     if verdict.on_equal_inputs:
-        example = verdict.on_equal_inputs[0]
         outputs = plural(len(verdict.on_equal_inputs), "output")
-        lines.append(f"bits differ though the op's inputs are bit-equal: {outputs}, first {_where(example)}")
+        example = _named(verdict.on_equal_inputs[0])
+        lines.append(f"bits differ though the op's inputs are bit-equal: {outputs}, first at {example}")
     for title, places in (("modules", verdict.modules), ("gradients", verdict.grads)):
         lines += _table(f"{title} that are not known to be bit-equal", places, top)
-    for side, names, count in (
-        ("A", verdict.only_a, verdict.n_only_a),
-        ("B", verdict.only_b, verdict.n_only_b),
-    ):
+    sides = (("A", verdict.only_a, verdict.n_only_a), ("B", verdict.only_b, verdict.n_only_b))
+    for side, names, count in sides:
         if count:
             lines.append(f"only in {side}, not compared: {plural(count, 'output')}: {'; '.join(names[:3])}")
+    return "\n".join([*lines, *(f"! {text}" for text in (*verdict.problems, *verdict.notes))])
+
+
+def parallel_text(verdict: parallel.Verdict, top: int) -> str:
+    source = "measured" if verdict.measured else "derived from the type, because no floor was measured"
+    lines = [
+        f"{verdict.outcome}: {verdict.reason}",
+        f"largest difference {verdict.largest_ratio:.2g} times its threshold ({source})",
+    ]
+    if len(verdict.places) > 1:
+        lines.append("next, which may follow from the first:")
+        lines += [f"  {parallel.place_text(place)}" for place in verdict.places[1 : top + 1]]
+    lines += [f"not compared: {plural(n, 'tensor')}, {why}" for why, n in verdict.not_compared.items()]
     return "\n".join([*lines, *(f"! {text}" for text in (*verdict.problems, *verdict.notes))])
 
 
@@ -55,7 +61,7 @@ def _bits(verdict: Verdict) -> str:
     if not bits.compared:
         reason = verdict.precision if verdict.precision != "equal" else "other checksums"
         return f"bits: not comparable ({reason})"
-    example = f", first {_where(bits.first_place)}" if bits.first_place else ""
+    example = f", first at {_named(bits.first_place)}" if bits.first_place else ""
     return f"bits: {bits.differ:,} of {plural(bits.compared, 'output')} differ{example}"
 
 
@@ -65,9 +71,8 @@ def _values(verdict: Verdict) -> str:
     if verdict.precision != "equal":
         return f"values: other precision ({verdict.precision}), judged by each op's own error, not by a floor"
     if not values.floors:
-        beyond = (
-            f"; {_where(values.first_place)}: {values.first_place.explanation}" if values.first_place else ""
-        )
+        place = values.first_place
+        beyond = f"; {_named(place)}: {place.explanation}" if place else ""
         return f"values: no noise floor was measured (--floor, --reference){beyond}"
     largest = "none known" if values.largest_ratio is None else f"{values.largest_ratio:.2g}"
     count = plural(values.floors, "recording")
@@ -76,7 +81,7 @@ def _values(verdict: Verdict) -> str:
         head += f"; {plural(values.unknown, 'output')} without a floor"
     if values.first_place is None:
         return f"{head}; none beyond {BEYOND:g} times"
-    return f"{head}; {values.beyond:,} beyond {BEYOND:g} times, first {_figures(values.first_place)}"
+    return f"{head}; {values.beyond:,} beyond {BEYOND:g} times, first at {_figures(values.first_place)}"
 
 
 def _made_by(verdict: Verdict, top: int) -> list[str]:
@@ -95,17 +100,11 @@ def _made_by(verdict: Verdict, top: int) -> list[str]:
 
 
 def _unwritten(verdict: Verdict, top: int) -> list[str]:
-    """What was not compared, because it holds what was in memory before; once if it is the same in both."""
+    """Once if it is the same in both runs."""
     runs = verdict.unwritten
     if "A" in runs and runs["A"] == runs.get("B"):
-        runs = {"each": runs["A"]}
-    lines = []
-    for run, left in runs.items():
-        names = ", ".join(f"{count:,} of {name}" for name, count in list(left.items())[:top])
-        extra = f" and {plural(len(left) - top, 'kind')} more" if len(left) > top else ""
-        outputs = plural(sum(left.values()), "output")
-        lines.append(f"not compared, because ops need not write them: {outputs} in {run}: {names}{extra}")
-    return lines
+        runs = {"each run": runs["A"]}
+    return [f"in {run} {unwritten_text(counts, top)}" for run, counts in runs.items()]
 
 
 def _table(title: str, places: list[Place], top: int) -> list[str]:
@@ -115,23 +114,13 @@ def _table(title: str, places: list[Place], top: int) -> list[str]:
     return [f"{title}{extra}:", *(f"  {_figures(place)}" for place in places[:top])]
 
 
-def _where(place: Place | None) -> str:
-    if place is None:
-        return "none"
-    about = " ".join(
-        part for part in (place.phase, place.node, f"in {place.module}" if place.module else "") if part
-    )
-    name = f"{place.op} (in B {place.op_b})" if place.op_b else place.op
-    if place.kind == "module":
-        reached = "gradient at the output of " if place.phase == "bwd" else ""
-        return f"{reached}module {place.module or '(the model)'} ({name})"
-    if place.kind != "op":
-        return f"{'gradient of ' if place.kind == 'grad' else place.kind + ' '}{name}"
-    return f"{place.i} {name}{f' output {place.out}' if place.out else ''} ({about})"
+def _named(place: Place) -> str:
+    name = f" (in B {place.op_b})" if place.op_b else ""
+    return f"{place}{f', call {place.i}' if place.kind == 'op' else ''}{name}"
 
 
 def _figures(place: Place) -> str:
     rel = "not finite" if place.relative is None else f"{place.relative:.2g}"
     ratio = "" if place.ratio is None else f", {place.ratio:,.3g} times the floor"
     explanation = f" ({place.explanation})" if place.explanation else ""
-    return f"{_where(place)}: relative {rel}{ratio}{explanation}"
+    return f"{_named(place)}: relative {rel}{ratio}{explanation}"

@@ -109,19 +109,20 @@ def cells_of(matrix: Matrix) -> tuple[Cell, ...]:
     """The cells of a matrix, those of its axes last."""
     cells = [cell(text) for text in matrix.cells]
     for levels in itertools.product(*(axis.items() for axis in matrix.axes.values())) if matrix.axes else ():
-        cells.append(_made("-".join(name for name, _ in levels), _merged([part for _, part in levels])))
+        cells.append(_made(_merged("-".join(name for name, _ in levels), [part for _, part in levels])))
     return checked(cells or [cell("none")])
 
 
-def _merged(parts: Sequence[Part]) -> Part:
+def _merged(name: str, parts: Sequence[Part]) -> Part:
     """The levels of a product as one; two that name different places or seeds contradict each other."""
     places = {}
-    for name in PLACES:
-        values = {getattr(part, name) for part in parts} - {None}
+    for place in PLACES:
+        values = {getattr(part, place) for part in parts} - {None}
         if len(values) > 1:
-            raise UsageError(f"two axes give a cell another {name}", fix=f"name {name} in one axis only")
-        places[name] = next(iter(values), None)
+            raise UsageError(f"two axes give a cell another {place}", fix=f"name {place} in one axis only")
+        places[place] = next(iter(values), None)
     return Part(
+        name=name,
         mitigations=tuple(mitigation for part in parts for mitigation in part.mitigations),
         env={name: value for part in parts for name, value in part.env.items()},
         args=tuple(word for part in parts for word in part.args),
@@ -132,11 +133,10 @@ def _merged(parts: Sequence[Part]) -> Part:
 def cell(text: str | Part) -> Cell:
     """`none`, a preset, presets joined by `+`, or YAML: `{name: x, env: {A: 1}, args: [--flag]}`."""
     if isinstance(text, Part):
-        return _made(text.name, text)
+        return _made(text)
     if text.lstrip().startswith("{"):
-        part = yaml_as(text, Part, location=f"--cell {text}")
-        return _made(part.name, part)
-    return _made(text.replace("+", "-"), Part(mitigations=tuple(text.split("+"))))
+        return _made(yaml_as(text, Part, location=f"--cell {text}"))
+    return _made(Part(name=text.replace("+", "-"), mitigations=tuple(text.split("+"))))
 
 
 def checked(cells: list[Cell]) -> tuple[Cell, ...]:
@@ -147,7 +147,7 @@ def checked(cells: list[Cell]) -> tuple[Cell, ...]:
     return tuple(cells)
 
 
-def _made(name: str | None, part: Part) -> Cell:
+def _made(part: Part) -> Cell:
     if unknown := [name for name in part.mitigations if name not in MITIGATIONS]:
         raise UsageError(
             f"no mitigation {unknown[0]!r}",
@@ -160,7 +160,7 @@ def _made(name: str | None, part: Part) -> Cell:
         raise UsageError(f"{bad[0]!r} is not the name of an environment variable")
     args = tuple(str(value) for value in part.args)
     places = {at: str(value) for at in PLACES if (value := getattr(part, at)) is not None}
-    name = name or "-".join(part.mitigations) or _slug({**env, **places}, args)
+    name = part.name or "-".join(part.mitigations) or _slug({**env, **places}, args)
     if not NAME.match(name):
         raise UsageError(
             f"{name!r} is not the name of a cell",

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import contextlib
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Annotated
 
 import msgspec
 
 from lab.core.files import read_json, write_atomic
+from lab.core.plan import Plan
 from lab.core.run import Run
 from lab.core.step import Step
 from lab.errors import LabError
@@ -102,6 +104,13 @@ class Trial(msgspec.Struct, frozen=True, kw_only=True):
     first_bad_line: int | None = None
     step: str = ""
     log: str = ""
+
+
+def plan_of(config: msgspec.Struct, file: str, steps: Iterable[Step], notes: Iterable[str]) -> Plan:
+    """A plan whose steps read `config` from `file`."""
+    text = msgspec.json.format(msgspec.json.encode(config), indent=1).decode() + "\n"
+    inputs = {file: text}
+    return Plan(steps=tuple(steps), inputs=inputs, config=msgspec.to_builtins(config), notes=tuple(notes))
 
 
 def read_settings(path: Path) -> TrialsConfig:

@@ -47,11 +47,7 @@ PILLS = {
     "error": "warn",
     LESS: "ok",
     MORE: "fail",
-    SLOWER: "warn",
-    BY_ERRORS: "warn",
-    BY_PLACE: "warn",
-    BY_TIME: "warn",
-    NO_EFFECT: "warn",
+    **dict.fromkeys((SLOWER, BY_ERRORS, BY_PLACE, BY_TIME, NO_EFFECT), "warn"),
 }
 P_VALUES = ("p", "p_corrected", "p_by_place")
 TESTS = {

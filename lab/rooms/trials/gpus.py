@@ -10,6 +10,7 @@ import msgspec
 from lab.core.plan import Plan, Site
 from lab.core.step import Step
 from lab.errors import UsageError
+from lab.rooms.trials.config import plan_of
 
 CONFIG = "gpus.json"
 VISIT = "visit.json"
@@ -70,12 +71,7 @@ def plan(config: GpusConfig, site: Site) -> Plan:
         order = [*uuids] or [None]
         random.Random(f"{config.seed}:{number}").shuffle(order)
         steps += [_step(config, number, index, uuid) for index, uuid in enumerate(order)]
-    return Plan(
-        steps=tuple(steps),
-        inputs={CONFIG: msgspec.json.format(msgspec.json.encode(config), indent=1).decode() + "\n"},
-        config=msgspec.to_builtins(config),
-        notes=tuple(notes),
-    )
+    return plan_of(config, CONFIG, steps, notes)
 
 
 def _step(config: GpusConfig, number: int, order: int, uuid: str | None) -> Step:

@@ -13,6 +13,7 @@ import msgspec
 import numpy as np
 import pandas as pd
 
+from lab.compare.same.places import majority
 from lab.core.files import read_json
 from lab.core.plan import Findings
 from lab.core.run import Run
@@ -26,7 +27,6 @@ from lab.report.provenance import provenance
 from lab.report.tables import terminal_table, write_csv
 from lab.rooms.trials.analyze import sensors
 from lab.rooms.trials.gpus import SLOWER, VISIT, Check, Visit
-from lab.workload.recorder.format import majority
 
 CAPTIONS = {
     "suspects": "Evidence against a GPU",
@@ -84,38 +84,36 @@ def judge(visits: Sequence[Visit], throttle_bits: Mapping[str, int] | None = Non
     """
     tested = sorted({v.uuid for v in visits if v.device == "cuda" and any(c.bits for c in v.checks)})
     finding = Finding([], [], tested, [])
+    tables: dict[tuple[str, ...], dict[str, list[Check]]] = {}
     for visit in visits:
+        for check in visit.checks:
+            kind = (visit.name, visit.device, visit.torch, check.name)
+            tables.setdefault(kind, {}).setdefault(visit.uuid, []).append(check)
         errors = [visit.error, *(f"{check.name}: {check.error}" for check in visit.checks if check.error)]
         finding.suspects.extend(
             Suspect(visit.uuid, "error", f"round {visit.round}: {error}") for error in errors if error
         )
-    for kind in dict.fromkeys((v.name, v.device, v.torch) for v in visits if v.checks):
-        of_kind = [v for v in visits if (v.name, v.device, v.torch) == kind]
-        for check in dict.fromkeys(c.name for v in of_kind for c in v.checks):
-            _judge_check(check, of_kind, finding)
-    concerns = [
-        *(
-            (v.uuid, text.format(v.counters[n]))
-            for v in visits
-            for n, text in SERIOUS.items()
-            if v.counters.get(n)
-        ),
-        *(
-            (uuid, f"a {text}")
-            for uuid, bits in (throttle_bits or {}).items()
-            for bit, text in REASONS.items()
-            if bits & bit & SLOWDOWNS
-        ),
+    for (name, _, _, check_name), per_gpu in tables.items():
+        _judge_check(name, check_name, per_gpu, finding)
+    counted = [
+        (v.uuid, text.format(v.counters[n]))
+        for v in visits
+        for n, text in SERIOUS.items()
+        if v.counters.get(n)
     ]
-    finding.suspects.extend(Suspect(uuid, "counters", text) for uuid, text in dict.fromkeys(concerns))
+    slowed = [
+        (uuid, f"a {text}")
+        for uuid, bits in (throttle_bits or {}).items()
+        for bit, text in REASONS.items()
+        if bits & bit & SLOWDOWNS
+    ]
+    concerns = dict.fromkeys([*counted, *slowed])
+    finding.suspects.extend(Suspect(uuid, "counters", text) for uuid, text in concerns)
     return finding
 
 
-def _judge_check(check: str, visits: Sequence[Visit], finding: Finding) -> None:
+def _judge_check(name: str, check: str, per_gpu: Mapping[str, list[Check]], finding: Finding) -> None:
     """Add the rows of one check on equal GPUs, and whom they accuse."""
-    per_gpu: dict[str, list[Check]] = {}
-    for visit in visits:
-        per_gpu.setdefault(visit.uuid, []).extend(c for c in visit.checks if c.name == check)
     counts_of = {uuid: Counter(bits for c in checks for bits in c.bits) for uuid, checks in per_gpu.items()}
     # Each GPU has one vote, its most frequent bits: a GPU visited more often weighs no more.
     votes = [majority(counts.elements())[0] for counts in counts_of.values() if counts]
@@ -127,12 +125,12 @@ def _judge_check(check: str, visits: Sequence[Visit], finding: Finding) -> None:
         others_ms = _median([ms for other, ms in medians.items() if other != uuid and ms is not None])
         ratio = own_ms / others_ms if own_ms and others_ms else None
         error = next((c.error for c in per_gpu[uuid] if c.error), "")
-        finding.rows.append(Row(uuid, visits[0].name, check, total, odd, len(counts), own_ms, ratio, error))
+        finding.rows.append(Row(uuid, name, check, total, odd, len(counts), own_ms, ratio, error))
         evidence = {}
         if len(counts) > 1:
-            fewer = total - counts.most_common(1)[0][1]
+            repeats = plural(total, "repeat")
             evidence["itself"] = (
-                f"{fewer} of {plural(total, 'repeat')} gave other bits than its own usual ones"
+                f"{total - max(counts.values())} of {repeats} gave other bits than its own usual ones"
             )
         elif odd and sure:
             evidence["bits"] = f"its bits differ from those of {plural(num_usual, 'equal GPU')}"

@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import random
 
-import msgspec
-
 from lab.core.plan import Plan, Site
 from lab.core.step import SOURCE, Step
 from lab.core.words import plural
 from lab.errors import GpuError, UsageError
-from lab.rooms.trials.config import CONFIG, RESULT, Cell, TrialsConfig, seed_of
+from lab.rooms.trials.config import CONFIG, RESULT, Cell, TrialsConfig, plan_of, seed_of
 
 GRACE_S = 60.0  # beyond a trial's own limit, for the step around it
 
@@ -28,14 +26,8 @@ def plan(config: TrialsConfig, site: Site) -> Plan:
     if not site.resolved and (placed := [cell.name for cell in config.cells if cell.gpu is not None]):
         raise UsageError(f"cell {placed[0]!r} names a GPU, and Slurm picks it", fix="name a node instead")
     ordered = [(trial, cell) for trial in range(config.trials) for cell in block(config, trial)]
-    return Plan(
-        steps=tuple(
-            _step(config, index, trial, cell, num_gpus) for index, (trial, cell) in enumerate(ordered)
-        ),
-        inputs={CONFIG: msgspec.json.format(msgspec.json.encode(config), indent=1).decode() + "\n"},
-        config=msgspec.to_builtins(config),
-        notes=_notes(config),
-    )
+    steps = (_step(config, index, trial, cell, num_gpus) for index, (trial, cell) in enumerate(ordered))
+    return plan_of(config, CONFIG, steps, _notes(config))
 
 
 def block(config: TrialsConfig, trial: int) -> list[Cell]:

@@ -10,6 +10,7 @@ import msgspec
 from lab.core.files import read_json
 from lab.core.plan import Plan, Site
 from lab.core.step import SOURCE, Step
+from lab.rooms.trials.config import plan_of
 from lab.workload.recorder.format import OF_STEPS
 
 CONFIG = "replay.json"
@@ -43,12 +44,7 @@ def plan(config: ReplayConfig, site: Site) -> Plan:
         notes.append("one run: steps are repeated inside it, and nothing says whether a second run agrees")
     if config.level == "module":
         notes.append("--level module: modules are named, operators are not")
-    return Plan(
-        steps=tuple(_step(config, number, len(site.gpus)) for number in range(config.runs)),
-        inputs={CONFIG: msgspec.json.format(msgspec.json.encode(config), indent=1).decode() + "\n"},
-        config=msgspec.to_builtins(config),
-        notes=tuple(notes),
-    )
+    return plan_of(config, CONFIG, (_step(config, n, len(site.gpus)) for n in range(config.runs)), notes)
 
 
 def _step(config: ReplayConfig, number: int, num_gpus: int) -> Step:

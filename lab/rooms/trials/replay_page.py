@@ -8,7 +8,7 @@ from typing import Any
 import pandas as pd
 
 from lab.compare.same.steps import Place, Record, folders_of, gather, judge_steps
-from lab.compare.same.steps_text import answer, kind_text, missing, notes_of, place_row, sentences
+from lab.compare.same.steps_text import answer, missing, notes_of, sentences
 from lab.core.plan import Findings
 from lab.core.run import Run
 from lab.core.words import printable
@@ -78,16 +78,15 @@ def report(folder: Path, out: Path, run: Run | None) -> Findings:
 
 
 def _divergence(place: Place) -> dict[str, Any]:
-    row, columns = place.row, place_row(place)
     return {
-        **{name: columns[name] for name in ("step", "rank", "direction", "module")},
-        "what": f"{kind_text(row)} {row.op}",
-        "node": row.node,
-        "shape": f"{row.dtype}[{','.join(map(str, row.shape))}]",
+        **{name: getattr(place, name) for name in ("step", "rank", "direction", "module")},
+        "what": f"{place.kind_text} {place.op}",
+        "node": place.node,
+        "shape": f"{place.dtype}[{','.join(map(str, place.shape))}]",
         "inputs": {True: "equal", False: "differ", None: "not recorded"}[place.equal_inputs],
         "inputs_differ_on": ", ".join(map(str, place.inputs_of)),
         "compared": " / ".join(place.between),
-        "switch": columns["switch"] or "",
+        "switch": place.switch or "",
     }
 
 

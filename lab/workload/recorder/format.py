@@ -8,8 +8,6 @@ from __future__ import annotations
 import gzip
 import re
 import zlib
-from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Annotated, Any, NamedTuple
 
@@ -205,34 +203,6 @@ def _lacks(
     return tuple(problems)
 
 
-def same_bits(a: Row, b: Row) -> bool:
-    """Whether two records of one tensor have the same bits: the checksum says it, and what follows from equal
-    bits must not say otherwise."""
-    return (a.ck, a.absmax, a.nan, a.inf) == (b.ck, b.absmax, b.nan, b.inf)
-
-
-def majority(checksums: Iterable[str]) -> tuple[str, int, bool]:
-    """Most frequent of checksums that must be equal, how often, and whether it alone is so frequent."""
-    (usual, count), *further = Counter(checksums).most_common(2)
-    return usual, count, not further or further[0][1] < count
-
-
-def numbered(
-    rows: Iterable[Row], key_of: Callable[[Row], tuple[Any, ...]]
-) -> Iterator[tuple[tuple[Any, ...], Row]]:
-    """Each row by its key and by how many of that key came before: what pairs rows of two recordings."""
-    count: Counter[tuple[Any, ...]] = Counter()
-    for row in rows:
-        key = key_of(row)
-        count[key] += 1
-        yield (*key, count[key]), row
-
-
 def files_of(folder: Path, pattern: str = OF_STEPS) -> list[Path]:
     """The recordings of a folder, by rank."""
-
-    def rank(path: Path) -> int:
-        number = re.search(r"(\d{1,9})", path.name)
-        return int(number[1]) if number else 0
-
-    return sorted(folder.glob(pattern), key=rank)
+    return sorted(folder.glob(pattern), key=lambda path: int((re.search(r"\d{1,9}", path.name) or ["0"])[0]))

@@ -12,7 +12,8 @@ from torch import distributed, nn  # noqa: E402
 from torch.nn import functional  # noqa: E402
 
 from lab import same  # noqa: E402
-from lab.compare.same.parallel import judge_parallel, text  # noqa: E402
+from lab.compare.same.parallel import judge_parallel  # noqa: E402
+from lab.compare.same.text import parallel_text  # noqa: E402
 from lab.workload.recorder.format import OF_RANKS, files_of, read  # noqa: E402
 from tests.conftest import free_port  # noqa: E402
 
@@ -136,9 +137,9 @@ class Block(nn.Module):
 
 
 class Net(nn.Module):
-    def __init__(self, mesh=None, plant="", block=0, seed=0):
+    def __init__(self, mesh=None, plant="", block=0):
         super().__init__()
-        torch.manual_seed(seed)
+        torch.manual_seed(0)
         self.blocks = nn.ModuleList(Block(mesh, plant if at == block else "") for at in range(2))
         self.head = Head(mesh, plant)
 
@@ -148,34 +149,32 @@ class Net(nn.Module):
         return self.head(x)
 
 
-def batches(seed):
-    generator = torch.Generator().manual_seed(1000 + seed)
+def batches():
+    generator = torch.Generator().manual_seed(1000)
     return [torch.randn(2 * ROWS, WIDTH, generator=generator) for _ in range(STEPS)]
 
 
-def tensor_parallel(path, plant, block, seed, mesh=None):
+def tensor_parallel(path, plant, block, mesh=None):
     """Every rank has the whole batch and a part of the weights; without a mesh the twin."""
-    model = Net(mesh, plant, block, seed)
+    model = Net(mesh, plant, block)
     stale = plant == "stale_weight" and mesh is not None and distributed.get_rank() == 1
     left_out = f"blocks.{block}.norm.weight" if stale else ""
     updated = [weight for name, weight in model.named_parameters() if name != left_out]
     optimizer = torch.optim.SGD(updated, lr=0.05)
     with same.record(model, path, level="module"):
-        for x in batches(seed):
+        for x in batches():
             model(x).square().mean().backward()
             optimizer.step()
             model.zero_grad()
 
 
-def data_parallel(path, plant, seed, rank=None, wrap=None):
+def data_parallel(path, plant, rank=None, wrap=None):
     """Every rank has its part of each of two micro-batches; without a rank the twin."""
-    model = Net(seed=seed)
-    whole_model = model
-    if wrap is not None:
-        model = wrap(model)
+    model = Net()
+    whole_model, model = model, wrap(model) if wrap else model
     optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
     with same.record(model, path, level="module"):
-        for batch in batches(seed):
+        for batch in batches():
             for number, micro in enumerate(batch.split(ROWS)):
                 if rank is not None:
                     part = 0 if plant == "wrong_batch" else rank
@@ -212,14 +211,13 @@ OF_DATA = {
     "wrong_batch": ("input", "", "fwd"),
     "summed_loss": ("module", "head", "bwd"),
 }
-SEEDS = (0,)
 
 
-def colwise(mesh, seed):
+def colwise(mesh):
     """Megatron's layout by torch's own parallelize_module: sequential, its outputs plain tensors."""
     from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 
-    torch.manual_seed(seed)
+    torch.manual_seed(0)
     model = nn.Sequential(
         nn.LayerNorm(WIDTH), nn.Linear(WIDTH, HIDDEN), nn.GELU(), nn.Linear(HIDDEN, WIDTH), nn.Tanh()
     )
@@ -227,10 +225,10 @@ def colwise(mesh, seed):
     return model if mesh is None else parallelize_module(model, mesh, plan)
 
 
-def torchs_own(path, seed, mesh=None):
-    model = colwise(mesh, seed)
+def torchs_own(path, mesh=None):
+    model = colwise(mesh)
     with same.record(model, path, level="module"):
-        for x in batches(seed):
+        for x in batches():
             model(x).square().mean().backward()
 
 
@@ -244,19 +242,17 @@ def fsdp(model):
 
 def _rank(rank, port, folder):
     torch.set_num_threads(1)
-    where = f"tcp://127.0.0.1:{port}"
-    distributed.init_process_group("gloo", init_method=where, rank=rank, world_size=WORLD)
+    distributed.init_process_group("gloo", init_method=f"tcp://127.0.0.1:{port}", rank=rank, world_size=WORLD)
     mesh = torch.distributed.device_mesh.init_device_mesh("cpu", (WORLD,))
     for number, plant in enumerate(OF_TENSORS):
-        tensor_parallel(folder / plant, plant, number % 2, 0, mesh)
+        tensor_parallel(folder / plant, plant, number % 2, mesh)
     for plant in OF_DATA:
-        data_parallel(folder / plant, plant, 0, rank)
-    for seed in SEEDS:
-        tensor_parallel(folder / f"tensor{seed}", "", 0, seed, mesh)
-        data_parallel(folder / f"data{seed}", "", seed, rank)
-        torchs_own(folder / f"torch{seed}", seed, mesh)
-        data_parallel(folder / f"ddp{seed}", "", seed, rank, nn.parallel.DistributedDataParallel)
-        data_parallel(folder / f"fsdp{seed}", "", seed, rank, fsdp)
+        data_parallel(folder / plant, plant, rank)
+    tensor_parallel(folder / "tensor", "", 0, mesh)
+    data_parallel(folder / "data", "", rank)
+    torchs_own(folder / "torch", mesh)
+    data_parallel(folder / "ddp", "", rank, nn.parallel.DistributedDataParallel)
+    data_parallel(folder / "fsdp", "", rank, fsdp)
     distributed.barrier()
     distributed.destroy_process_group()
 
@@ -268,10 +264,9 @@ def runs(tmp_path_factory):
     torch.multiprocessing.spawn(_rank, args=(free_port(), folder), nprocs=WORLD)
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
-    for seed in SEEDS:
-        tensor_parallel(folder / f"twin_tensor{seed}", "", 0, seed)
-        data_parallel(folder / f"twin_data{seed}", "", seed)
-        torchs_own(folder / f"twin_torch{seed}", seed)
+    tensor_parallel(folder / "twin_tensor", "", 0)
+    data_parallel(folder / "twin_data", "")
+    torchs_own(folder / "twin_torch")
     torch.set_num_threads(threads)
     return folder
 
@@ -281,33 +276,34 @@ def judged(folder, name, twin):
     return judge_parallel(read(folder / f"twin_{twin}"), ranks, [], None)
 
 
-@pytest.mark.parametrize("plant", [*OF_TENSORS, *OF_DATA], ids=lambda plant: plant)
+@pytest.mark.parametrize("plant", [*OF_TENSORS, *OF_DATA])
 def test_a_planted_fault_is_named_at_its_module(runs, plant):
-    verdict = judged(runs, plant, "tensor0" if plant in OF_TENSORS else "data0")
+    verdict = judged(runs, plant, "tensor" if plant in OF_TENSORS else "data")
     kind, module, phase = OF_TENSORS.get(plant) or OF_DATA[plant]
     module = module.format(list(OF_TENSORS).index(plant) % 2) if plant in OF_TENSORS else module
     place = verdict.first_place
     assert verdict.outcome == "differs"
-    assert (place.kind, place.module, place.phase, place.step) == (kind, module, phase, 1), text(verdict, 5)
+    assert (place.kind, place.module, place.phase, place.step) == (kind, module, phase, 1), parallel_text(
+        verdict, 5
+    )
 
 
-@pytest.mark.parametrize("seed", SEEDS)
 @pytest.mark.parametrize("name", ["tensor", "data", "torch", "ddp", "fsdp"])
-def test_equal_runs_are_within_rounding(runs, name, seed):
+def test_equal_runs_are_within_rounding(runs, name):
     twin = "data" if name in ("ddp", "fsdp") else name
-    verdict = judged(runs, f"{name}{seed}", f"{twin}{seed}")
-    assert verdict.outcome == "within rounding", text(verdict, 5)
+    verdict = judged(runs, name, twin)
+    assert verdict.outcome == "within rounding", parallel_text(verdict, 5)
     assert not verdict.not_compared and verdict.compared > 20
 
 
 def test_what_is_wrong_is_said(runs):
-    assert "rank 1 never computed it" in text(judged(runs, "dropped_batch", "data0"), 3)
-    assert "2 times the twin's" in text(judged(runs, "summed_gradients", "data0"), 3)
-    stale = judged(runs, "stale_weight", "tensor0").first_place
+    assert "rank 1 never computed it" in parallel_text(judged(runs, "dropped_batch", "data"), 3)
+    assert "2 times the twin's" in parallel_text(judged(runs, "summed_gradients", "data"), 3)
+    stale = judged(runs, "stale_weight", "tensor").first_place
     assert stale.ranks == (1,) and stale.explanation == "weights differ after the update"
 
 
 def test_a_rank_without_a_recording_is_no_all_clear(runs):
-    ranks = [read(path) for path in files_of(runs / "tensor0", OF_RANKS)]
-    verdict = judge_parallel(read(runs / "twin_tensor0"), ranks[:1], [], None)
+    ranks = [read(path) for path in files_of(runs / "tensor", OF_RANKS)]
+    verdict = judge_parallel(read(runs / "twin_tensor"), ranks[:1], [], None)
     assert verdict.outcome != "within rounding" and "no recording of rank 1" in verdict.problems

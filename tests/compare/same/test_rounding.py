@@ -6,13 +6,15 @@ from pathlib import Path
 
 import pytest
 
-from lab.compare.same.parallel import judge_parallel, text
+from lab.compare.same.parallel import judge_parallel
+from lab.compare.same.text import parallel_text
+from lab.errors import UsageError
 from lab.workload.recorder.format import Recording, Row
 
 
-def row(kind, module, values, **more):
+def row(kind, module, values, ck="0", **more):
     return Row(
-        op="", ck="0", dtype="float32", kind=kind, module=module, phase="fwd", shape=(len(values),),
+        op="", ck=ck, dtype="float32", kind=kind, module=module, phase="fwd", shape=(len(values),),
         l2=sum(v * v for v in values) ** 0.5, absmax=max(values), signed=(sum(values), values[0] - values[1]),
         **more,
     )  # fmt: skip
@@ -55,7 +57,7 @@ def test_parts_of_a_sum_are_a_fault_where_the_next_module_does_not_add_them_up(n
     assert verdict.outcome == outcome
     if not next_sums:
         assert verdict.first_place.module == "a.product"
-        assert "an all-reduce is missing" in text(verdict, 3)
+        assert "an all-reduce is missing" in parallel_text(verdict, 3)
 
 
 def test_ranks_of_several_runs_and_a_twin_of_several_ranks_are_no_all_clear():
@@ -85,10 +87,10 @@ def scaled(values, share):
 def against_twin(values_of_twin, values, floor=None):
     """The verdict of modules a, b, ..., each a replica on both ranks."""
 
-    def rows(of_modules):
-        return [row("module", name, of) for name, of in zip("abc", of_modules, strict=False)]
+    def rows(of_modules, ck="0"):
+        return [row("module", name, of, ck) for name, of in zip("abc", of_modules, strict=False)]
 
-    floors = [recording(0, 1, rows(floor))] if floor else []
+    floors = [recording(0, 1, rows(floor, "1"))] if floor else []
     ranks = [recording(rank, 2, rows(values)) for rank in range(2)]
     return judge_parallel(recording(0, 1, rows(values_of_twin)), ranks, floors, None)
 
@@ -105,6 +107,12 @@ def test_without_a_floor_rounding_is_16_half_ulps_times_the_root_of_the_depth(sh
 def test_with_a_floor_it_is_ten_times_what_that_moves_the_tensor(share, outcome):
     verdict = against_twin([BIG], [scaled(BIG, share)], [scaled(BIG, 1e-5)])
     assert verdict.outcome == outcome and verdict.measured
+
+
+def test_a_floor_of_another_batch_would_excuse_any_fault_and_is_refused():
+    twin, rank, floor = ([row("input", "", BIG, ck), row("module", "a", BIG, ck)] for ck in "001")
+    with pytest.raises(UsageError, match="other inputs than A"):
+        judge_parallel(recording(0, 1, twin), [recording(0, 1, rank)], [recording(0, 1, floor)], None)
 
 
 @pytest.mark.parametrize(("share", "outcome"), [(1.7e-4, "within rounding"), (2.1e-4, "differs")])

@@ -7,8 +7,9 @@ import json
 import msgspec
 import pytest
 
+from lab.compare.same.sources import source_of
 from lab.compare.same.steps import Record, folders_of, gather, judge_steps
-from lab.compare.same.steps_text import answer, missing, sentences, source_of
+from lab.compare.same.steps_text import answer, missing, sentences
 from lab.workload.recorder.format import read
 
 OPS = ("aten.mm.default", "aten.index_add_.default", "aten.add.Tensor")
@@ -59,7 +60,8 @@ def of(tmp_path, *runs):
 def changed(records, number, position, **columns):
     """The same records with one row of the program's own first step changed."""
     rows = records[number].attempts[1, 0]
-    rows[position] = msgspec.structs.replace(rows[position], **columns)
+    key = list(rows)[position]
+    rows[key] = msgspec.structs.replace(rows[key], **columns)
 
 
 def test_equal_records_are_bitwise(tmp_path):
@@ -71,7 +73,7 @@ def test_the_operator_that_differs_on_equal_inputs_is_named_with_its_switch(tmp_
     records = of(tmp_path, {}, {"change": [(2, 0, 1)]})
     verdict = judge_steps(records)
     assert verdict.outcome == "run-to-run" and verdict.first_place.equal_inputs is True
-    assert (verdict.first_place.step, verdict.first_place.row.module) == (2, "blocks.0")
+    assert (verdict.first_place.step, verdict.first_place.module) == (2, "blocks.0")
     assert any("use_deterministic_algorithms" in text for text in sentences(verdict))
 
 
@@ -81,7 +83,7 @@ def test_an_operator_that_was_given_other_numbers_is_not_blamed_for_them(tmp_pat
     changed(records, 1, 2, in_ck=("other",), ck="other")
     verdict = judge_steps(records)
     text = " ".join(sentences(verdict))
-    assert verdict.first_place.row.op == OPS[1] and verdict.first_place.equal_inputs is False
+    assert verdict.first_place.op == OPS[1] and verdict.first_place.equal_inputs is False
     assert "made in code before it that is not seen" in text and "Known:" not in text
     assert answer(verdict)["first"]["switch"] is None
     drawn = of(tmp_path, *({"more": [line(1, 0, "start", "random", "python", str(n))]} for n in range(2)))
@@ -124,14 +126,14 @@ def test_a_repeat_that_differs_on_one_machine_is_run_to_run_though_machines_diff
     records = of(tmp_path, {"repeats": (1, 2)}, {"host": "b", "repeats": (1, 2), "change": [(1, 1, 2)]})
     verdict = judge_steps(records)
     assert verdict.outcome == "run-to-run" and verdict.repeats_agree is False
-    assert verdict.first_place.kind == "repeats" and verdict.first_place.row.op == "aten.add.Tensor"
+    assert verdict.first_place.comparison == "repeats" and verdict.first_place.op == "aten.add.Tensor"
 
 
 def test_a_replica_whose_weights_differ_is_named_without_a_second_run(tmp_path):
     ranks = [{"rank": r, "world": 3, "replicated": True, "run": "run-0"} for r in range(3)]
     ranks[2]["change"] = [(2, 0, 2)]
     verdict = judge_steps(of(tmp_path, *ranks))
-    assert (verdict.outcome, verdict.first_place.kind, verdict.first_place.rank) == (
+    assert (verdict.outcome, verdict.first_place.comparison, verdict.first_place.rank) == (
         "machine-to-machine",
         "ranks",
         2,
@@ -143,7 +145,7 @@ def test_another_operator_in_one_run_is_a_difference(tmp_path):
     for order in ((0, 1), (1, 0)):
         runs = [{}, {"more": [extra]}]
         verdict = judge_steps(of(tmp_path, *(dict(runs[at]) for at in order)))
-        assert verdict.first_place.row.op == "aten.mul.Tensor" and verdict.first_place.absent
+        assert verdict.first_place.op == "aten.mul.Tensor" and verdict.first_place.absent
 
 
 def test_the_same_batches_in_another_order_are_told_from_other_batches(tmp_path):

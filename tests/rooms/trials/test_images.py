@@ -95,18 +95,6 @@ def test_a_driver_killed_in_a_cell_of_an_image_loses_no_trial_and_counts_none_tw
 
 
 def test_an_image_that_is_not_on_this_engine_is_an_error_before_the_first_trial(folder, monkeypatch):
-    done = lab(
-        "-o",
-        "out",
-        "--gpus",
-        "none",
-        "trials",
-        "-n",
-        "1",
-        "--cell",
-        "{image: rocm70}",
-        "--",
-        "true",
-        cwd=folder,
-    )
+    words = ["-o", "out", "--gpus", "none", "trials", "-n", "1", "--cell", "{image: rocm70}", "--", "true"]
+    done = lab(*words, cwd=folder)
     assert done.returncode == 6 and "rocm70" in done.stderr and not (folder / "out").exists()

@@ -43,21 +43,8 @@ def rows(run):
 def test_rates_comparisons_and_the_exit_code_of_an_undecided_run(tmp_path):
     cells = ("--cell", "none", "--cell", "{name: cured, env: {CURE: 1}}")
     command = ("--", sys.executable, "-c", FLAKY)
-    done = lab(
-        "-j",
-        "2",
-        "-o",
-        "out",
-        "trials",
-        "-n",
-        "4",
-        *cells,
-        "--fail",
-        "nan in loss",
-        "--json",
-        *command,
-        cwd=tmp_path,
-    )
+    words = ["-j", "2", "-o", "out", "trials", "-n", "4", "--json", *cells, "--fail", "nan in loss"]
+    done = lab(*words, *command, cwd=tmp_path)
     answer = json.loads(done.stdout)
     none, cured = answer["cells"]
     assert (none["name"], none["n"], none["fail"], none["error"], none["rate"]) == ("none", 4, 2, 0, 0.5)
@@ -90,23 +77,13 @@ def test_until_fixed_ends_after_ten_clean_trials(tmp_path):
 def test_a_killed_run_that_is_resumed_loses_no_trial_and_counts_none_twice(tmp_path):
     """The driver is killed in the middle of a trial; what each trial did is in a file of its own count."""
     note = "import os, time; open('did', 'a').write('{cell} {trial}\\n'); time.sleep(0.7); print('loss: 1')"
-    command = [
-        sys.executable,
-        "-m",
-        "lab",
-        "run",
-        "-o",
-        "out",
-        "trials",
-        "-n",
-        "4",
-        "--fail",
-        "nan in loss",
-        "--",
-    ]
+    command = [sys.executable, "-m", "lab", "run", "-o", "out", "trials", "-n", "4"]
     env = {**os.environ, "PYTHONPATH": str(ROOT)}
     driver = subprocess.Popen(
-        [*command, sys.executable, "-c", note], cwd=tmp_path, env=env, stderr=subprocess.DEVNULL
+        [*command, "--fail", "nan in loss", "--", sys.executable, "-c", note],
+        cwd=tmp_path,
+        env=env,
+        stderr=subprocess.DEVNULL,
     )
     end = time.monotonic() + 300
     while not (tmp_path / "did").exists() or (tmp_path / "did").read_text().count("\n") < 2:

@@ -75,12 +75,18 @@ class Attempt(msgspec.Struct, frozen=True):
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    args = _arguments(argv)
+    parser = argparse.ArgumentParser(prog="python -m lab.rooms.trials.workload")
+    for name, kind in {"config": Path, "cell": str, "trial": int, "order": int, "out": Path}.items():
+        parser.add_argument(f"--{name}", required=True, type=kind)
+    parser.add_argument("--cwd", help="where the command runs [default: here]")
+    args = parser.parse_args(argv)
     try:
         config = read_settings(args.config)
         cell = next(cell for cell in config.cells if cell.name == args.cell)
         (args.out / RESULT).unlink(missing_ok=True)
-        row = _not_wanted(config, cell, args) or _trial(config, cell, args)
+        reason = why_not(config, cell.name, read_trials(args.out.parent))
+        # Where the driver starts steps itself, it asks before.
+        row = _row(config, cell, args, NOT_RUN, reason) if reason else _trial(config, cell, args)
         write_trial(args.out, row)
         if row.verdict != NOT_RUN:
             print(f"trial {cell.name} {args.trial}: {row.verdict}{f' ({row.reason})' if row.reason else ''}")
@@ -91,14 +97,6 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(f"lab: {error}", file=sys.stderr)
         return error.exit_code
     return 0
-
-
-def _arguments(argv: Sequence[str] | None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(prog="python -m lab.rooms.trials.workload")
-    for name, kind in {"config": Path, "cell": str, "trial": int, "order": int, "out": Path}.items():
-        parser.add_argument(f"--{name}", required=True, type=kind)
-    parser.add_argument("--cwd", help="where the command runs [default: here]")
-    return parser.parse_args(argv)
 
 
 def callers_environment() -> dict[str, str]:
@@ -112,15 +110,11 @@ def callers_environment() -> dict[str, str]:
     return env
 
 
-def environment(config: TrialsConfig, cell: Cell, trial: int) -> dict[str, str]:
-    """The caller's environment, and the cell's variables."""
+def environment(config: TrialsConfig, cell: Cell, trial: int, folder: Path) -> dict[str, str]:
+    """The caller's environment and the cell's; settings are made, and seen to have an effect, inside."""
     seed = str(seed_of(config, trial, cell))
     names = {"LAB_TRIAL": str(trial), "LAB_TRIAL_CELL": cell.name, "LAB_TRIAL_SEED": seed}
-    return {**callers_environment(), **names, **cell.env}
-
-
-def observed(env: dict[str, str], cell: Cell, folder: Path) -> dict[str, str]:
-    """`env` for a cell whose settings are made, or seen to have an effect, from inside the command."""
+    env = {**callers_environment(), **names, **cell.env}
     if not cell.settings and not cell.read_by:
         return env
     shutil.rmtree(folder, ignore_errors=True)
@@ -133,7 +127,7 @@ def _trial(config: TrialsConfig, cell: Cell, args: argparse.Namespace) -> Trial:
     reader = Reader(parse(config.fail), config.step_time)
     started, began = datetime.now(timezone.utc).isoformat(timespec="milliseconds"), time.monotonic()
     witnesses = args.out.resolve() / "effects"
-    env = observed(environment(config, cell, args.trial), cell, witnesses)
+    env = environment(config, cell, args.trial, witnesses)
     # As cells name it; a container has a name of its own.
     host = env.get("SLURMD_NODENAME") or env.get(HOST) or platform.node()
     attempt, died = begin_attempt(args.out, host, env)
@@ -286,12 +280,6 @@ def _end(child: subprocess.Popen[bytes]) -> None:
             child.wait(timeout=GRACE_S)
             return
     child.wait()
-
-
-def _not_wanted(config: TrialsConfig, cell: Cell, args: argparse.Namespace) -> Trial | None:
-    """A row that says why this trial need not run; where the driver starts steps itself, it asks before."""
-    reason = why_not(config, cell.name, read_trials(args.out.parent))
-    return _row(config, cell, args, NOT_RUN, reason) if reason else None
 
 
 def _row(config: TrialsConfig, cell: Cell, args: argparse.Namespace, verdict: str, reason: str) -> Trial:

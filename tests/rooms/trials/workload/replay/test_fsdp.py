@@ -70,7 +70,7 @@ def test_sharded_models_are_compared_and_the_first_place_of_a_disturbed_rank_is_
     for name in ("planted", "coarse"):
         first = judge_steps(records(tmp_path / name)).first_place
         assert (first.step, first.rank, first.direction) == (STEP, 1, "forward"), name
-        assert first.row.module == "3", name
+        assert first.module == "3", name
     names = {row.op for one in records(tmp_path / "clean") for row in one.recording.rows}
     # What is gathered and scattered is seen as it is written, and never a buffer before it is.
     assert {"c10d._allgather_base_.default", "c10d._reduce_scatter_base_.default"} <= names

@@ -7,7 +7,7 @@ import pytest
 torch = pytest.importorskip("torch")
 
 from lab.compare.same.steps import gather, judge_steps  # noqa: E402
-from lab.compare.same.steps_text import place_text, sentences  # noqa: E402
+from lab.compare.same.steps_text import sentences  # noqa: E402
 from tests.conftest import free_port  # noqa: E402
 from tests.rooms.trials.workload.replay.trainee import PLANTS, expected, train  # noqa: E402
 
@@ -25,8 +25,8 @@ def records(folder, runs=2):
 
 def named(finding):
     first = finding.first_place
-    row = first.row
-    return finding.outcome, first.step, first.rank, row.module, first.direction, row.kind, row.op
+    place = (first.step, first.rank, first.module, first.direction, first.kind, first.op)
+    return finding.outcome, *place
 
 
 @pytest.fixture(autouse=True)
@@ -195,4 +195,4 @@ def test_of_an_all_reduce_by_hand_the_rank_is_named_on_which_the_difference_bega
         text = " ".join(sentences(found))
         wanted = {"before": "inputs differed on rank 1 alone", "after": "It differs on rank 1 alone"}[name]
         assert wanted in text
-        assert ("allreduce" in place_text(found.first_place)) == (name == "before")
+        assert ("allreduce" in str(found.first_place)) == (name == "before")

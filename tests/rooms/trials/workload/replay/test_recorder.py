@@ -326,7 +326,7 @@ def test_a_factor_that_changes_is_an_input_and_no_fault_of_the_operator(tmp_path
             optimizer.step()
 
     finding, _ = twice(tmp_path, job, repeats=0)
-    assert finding.first_place.row.op == "aten.mul.Tensor" and finding.first_place.equal_inputs is False
+    assert finding.first_place.op == "aten.mul.Tensor" and finding.first_place.equal_inputs is False
 
 
 def test_weights_that_something_else_changes_between_steps_are_named_as_weights(tmp_path):
@@ -344,12 +344,7 @@ def test_weights_that_something_else_changes_between_steps_are_named_as_weights(
 
     finding, _ = twice(tmp_path, job)
     first = finding.first_place
-    assert (first.step, first.row.kind, first.row.op, first.direction) == (
-        2,
-        "weight",
-        "3.weight",
-        "start",
-    )
+    assert (first.step, first.kind, first.op, first.direction) == (2, "weight", "3.weight", "start")
     assert any("something other than the optimizer" in text for text in sentences(finding))
 
 

@@ -110,8 +110,7 @@ def train(out, plant, *, where, step, seed, run, rank=0, odd_rank=0, world=1, le
 
 def expected(plant, *, where, step, odd_rank=0, world=1):
     """(verdict, step, rank, module, direction, kind, op) of the first difference."""
-    prefix = ""
-    block = f"{prefix}blocks.{where}"
+    block = f"blocks.{where}"
     # Data order is every rank's; which is named first does not matter.
     return {
         "atomic": (
@@ -123,15 +122,7 @@ def expected(plant, *, where, step, odd_rank=0, world=1):
             "op",
             "planted.atomic_add.default",
         ),
-        "dropout": (
-            "run-to-run",
-            step,
-            odd_rank,
-            f"{prefix}blocks.0.drop",
-            "forward",
-            "op",
-            "aten.bernoulli_.float",
-        ),
+        "dropout": ("run-to-run", step, odd_rank, "blocks.0.drop", "forward", "op", "aten.bernoulli_.float"),
         "order": ("input pipeline", step, 0, "", "start", "input", "batch"),
         "flip": ("run-to-run", step, odd_rank, f"{block}.up", "backward", "grad", f"{block}.up.weight"),
         "rank": ("run-to-run", step, odd_rank, f"{block}.act", "forward", "module", "GELU"),
