@@ -61,6 +61,7 @@ def same(
     with needs("analysis"):
         answer: Any
         if a.is_dir() and not files_of(a, OF_RANKS):
+            _refuse("runs of lab run replay", floor=floors, reference=reference, level=level)
             outcome, answer, lines = _of_steps([a, *([b] if b else [])])
         elif b is None:
             raise UsageError("one recording alone has nothing to be compared with", fix="lab same A B")
@@ -77,6 +78,8 @@ def same(
                     location=b,
                     fix=f"lab same TWIN RANKS: a file of one rank, and a folder with {OF_RANKS}",
                 )
+            if ranks:
+                _refuse("a folder of ranks", level=level)
             base = _read(a)
             if ranks:
                 answer = judge_parallel(base, ranks, noise, exact)
@@ -88,6 +91,15 @@ def same(
             outcome = answer.outcome
     click.echo(msgspec.json.encode(answer) if as_json else lines)
     ctx.exit(EXITS.get(outcome, 1))
+
+
+def _refuse(what: str, **values: object) -> None:
+    """Raise UsageError for the first option with a value: `what` would be compared without it."""
+    from lab.errors import UsageError
+
+    for name, value in values.items():
+        if value:
+            raise UsageError(f"--{name} does not go with {what}", fix="leave it out")
 
 
 def _of_steps(folders: list[Path]) -> tuple[str, dict[str, Any], str]:
