@@ -113,7 +113,8 @@ def duration_kl(reference: Split, predicted: Split, max_duration: int) -> float:
     def histogram(split: Split) -> np.ndarray:
         durations = np.array([k for k, _ in _durations(split)], dtype=int)
         counts = np.bincount(np.minimum(durations, max_duration + 1), minlength=max_duration + 2)[1:] + 0.5
-        return counts / counts.sum()
+        shares: np.ndarray = counts / counts.sum()
+        return shares
 
     ref, got = histogram(reference), histogram(predicted)
     return float(np.sum(ref * np.log(ref / got)))

@@ -42,9 +42,9 @@ def plan_diagnose(config: DiagnoseConfig, site: Site) -> Plan:
     parts = ["partition"] if config.partition else [*trained, "probes"]
     steps = {part: {"part": part, "backend": tested} for part in parts}
     plan = plan_of("diagnose", config, site, steps, None if config.case or config.partition else config.train)
-    kind, tested = ("kernel", config.partition) if config.partition else ("backend", tested)
-    notes = (f"{kind} under test: {tested}", *plan.notes)
-    return replace(plan, notes=notes, config={**plan.config, "tested": tested})
+    kind, name = ("kernel", config.partition) if config.partition else ("backend", tested)
+    notes = (f"{kind} under test: {name}", *plan.notes)
+    return replace(plan, notes=notes, config={**plan.config, "tested": name})
 
 
 def plan_check(config: CheckConfig, site: Site) -> Plan:

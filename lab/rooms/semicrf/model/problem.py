@@ -255,8 +255,17 @@ def highest_forbidden(dtype: torch.dtype) -> float:
 
 
 def refuse(problem: Problem, name: str) -> None:
-    """Raise BadDataError where a sequence meets a number that is refused."""
-    value = read(problem, name)
+    """Raise BadDataError where a sequence meets a number that is refused, so not in the padding, nor in
+    segments beyond the end.
+    """
+    value: Tensor = getattr(problem, name).detach().double()
+    if name not in FLOATS[1:5]:
+        value = masked(problem, value)
+    if name == "segment_BTKC":
+        frame_T = torch.arange(value.shape[1], device=value.device)
+        last_TK = frame_T[:, None] + torch.arange(value.shape[2], device=value.device)
+        beyond_BTK = last_TK >= problem.lengths_B[:, None, None]
+        value = value.masked_fill(beyond_BTK[..., None], 0.0)
     refused = ~(value <= LIMIT)
     if not bool(refused.any()):
         return
@@ -268,19 +277,6 @@ def refuse(problem: Problem, name: str) -> None:
         location=location,
         fix="look for where it came from; to forbid something use -inf",
     )
-
-
-def read(problem: Problem, name: str) -> Tensor:
-    """An input in float64, with 0 where no sequence looks: in the padding, and in segments beyond the end."""
-    value: Tensor = getattr(problem, name).detach().double()
-    if name in FLOATS[1:5]:
-        return value
-    if name == "segment_BTKC":
-        frame_T = torch.arange(value.shape[1], device=value.device)
-        last_TK = frame_T[:, None] + torch.arange(value.shape[2], device=value.device)
-        beyond_BTK = last_TK >= problem.lengths_B[:, None, None]
-        value = value.masked_fill(beyond_BTK[..., None], 0.0)
-    return masked(problem, value)
 
 
 def checked_lengths(

@@ -370,8 +370,8 @@ def hostile_case(dice: torch.Generator, frames: int = 24) -> tuple[Case, str]:
     def chance(values: Tensor, share: float) -> Tensor:
         return torch.rand(values.shape, generator=dice) < share
 
-    def masked(name: str, value: float, share: float) -> Callable[[Case], Tensor]:
-        return lambda case: getattr(case, name).masked_fill(chance(getattr(case, name), share), value)
+    def masked(name: str, value: float, share: float) -> tuple[str, Callable[[Case], Tensor]]:
+        return name, lambda case: getattr(case, name).masked_fill(chance(getattr(case, name), share), value)
 
     def penalised(values: Tensor) -> Tensor:
         """A random half of the values less 40 to 700."""
@@ -391,11 +391,11 @@ def hostile_case(dice: torch.Generator, frames: int = 24) -> tuple[Case, str]:
     shape = (1 + roll(4), 1 + roll(frames), 1 + roll(30), 1 + roll(9))
     case = random_case(dice, shape, scale=(1.0, 30.0, 1e4)[roll(3)], dtype=torch.float32)
     changes: dict[str, tuple[str, Callable[[Case], Tensor]]] = {
-        "-2e12": ("score_BTC", masked("score_BTC", -2e12, 0.1)),
-        "-1e30": ("score_BTC", masked("score_BTC", -1e30, 0.1)),
-        "masked scores": ("score_BTC", masked("score_BTC", FORBIDDEN, 0.1)),
-        "masked transitions": ("transition_CC", masked("transition_CC", FORBIDDEN, 0.5)),
-        "masked durations": ("duration_KC", masked("duration_KC", FORBIDDEN, 0.5)),
+        "-2e12": masked("score_BTC", -2e12, 0.1),
+        "-1e30": masked("score_BTC", -1e30, 0.1),
+        "masked scores": masked("score_BTC", FORBIDDEN, 0.1),
+        "masked transitions": masked("transition_CC", FORBIDDEN, 0.5),
+        "masked durations": masked("duration_KC", FORBIDDEN, 0.5),
         "empty grammar row": ("transition_CC", emptied),
         "length 1": ("lengths_B", lambda case: torch.ones_like(case.lengths_B)),
         "one free duration": ("duration_KC", one_free),

@@ -44,7 +44,7 @@ from lab.rooms.semicrf.workload.cases import (
 )
 from lab.rooms.semicrf.workload.common import begin, log, log_drift
 from lab.rooms.semicrf.workload.corpus.load import load_corpus
-from lab.rooms.semicrf.workload.corpus.utterances import Corpus, Utterance, batches, cropped
+from lab.rooms.semicrf.workload.corpus.utterances import Corpus, batches, cropped
 from lab.rooms.semicrf.workload.probes.kernel import PADDING, Kernel, kernel_probes, row
 from lab.rooms.semicrf.workload.probes.linter import objective_probes
 from lab.rooms.semicrf.workload.probes.named import kernel_named
@@ -121,8 +121,16 @@ def training(
     )
     for chosen in itertools.islice(endless, config.steps):
         poison_free_memory(device, POISON_BYTES)
-        message = one_step(tagger, optimizer, chosen, device, settings.clip, trail)
-        if message:
+        try:
+            loss, norm = map(float, train_step(tagger, optimizer, to_batch(chosen, device), settings.clip))
+            tagger.head.validator.settle(wait=True)
+        except (ValueError, RuntimeError, LabError) as error:
+            message = words_of(error)  # of a validation point
+            break
+        finite = math.isfinite(loss) and math.isfinite(norm)
+        trail.append({"loss": loss, "grad_norm": norm} if finite else {})
+        if not finite:
+            message = f"loss {loss}, gradient norm {norm}"
             break
     magnitudes = tagger.head.magnitudes()
     log_drift(order, *magnitudes)
@@ -141,25 +149,6 @@ def training(
         "duration_max": finite_number(magnitudes[1]),
         "trail": trail,
     }
-
-
-def one_step(
-    tagger: Tagger,
-    optimizer: torch.optim.Optimizer,
-    chosen: list[Utterance],
-    device: torch.device,
-    clip: float,
-    trail: list[dict[str, float]],
-) -> str | None:
-    """One step; -> what went wrong, in the validation points' words, or None."""
-    try:
-        loss, norm = map(float, train_step(tagger, optimizer, to_batch(chosen, device), clip))
-        tagger.head.validator.settle(wait=True)
-    except (ValueError, RuntimeError, LabError) as error:
-        return words_of(error)
-    finite = math.isfinite(loss) and math.isfinite(norm)
-    trail.append({"loss": loss, "grad_norm": norm} if finite else {})
-    return None if finite else f"loss {loss}, gradient norm {norm}"
 
 
 def prepared(

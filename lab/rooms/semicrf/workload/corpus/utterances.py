@@ -62,7 +62,7 @@ class Corpus:
         return int(self.train[0].features.shape[1])
 
     def with_splits(self, change: Callable[[list[Utterance]], list[Utterance]]) -> Corpus:
-        return replace(self, **{name: change(getattr(self, name)) for name in ("train", "dev", "test")})
+        return replace(self, train=change(self.train), dev=change(self.dev), test=change(self.test))
 
 
 def cropped(corpus: Corpus, length: int) -> Corpus:

@@ -26,6 +26,9 @@ from lab.rooms.semicrf.model.segments import gold_score, marked
 from lab.rooms.semicrf.workload.probes.kernel import Kernel
 from lab.rooms.semicrf.workload.training import with_first_transition
 
+Model = dict[str, Tensor]
+"""All but the scores of frames, by the names of api.py."""
+
 
 def kernel_named(name: str, device: torch.device) -> Kernel:
     """Raises UsageError where the object is missing, or its parameters are not documented ones."""
@@ -61,19 +64,18 @@ def documented(name: str, target: Any, device: torch.device, parameters: list[st
     target = target.to(device) if isinstance(target, nn.Module) else target
     further = [end for end in ("start_C", "end_C") if end in parameters]
 
-    def call(
-        score_BTC: Tensor, lengths_B: Tensor, transition_CC: Tensor, duration_KC: Tensor, **ends: Tensor
-    ) -> Any:
-        return target(score_BTC, transition_CC, duration_KC, lengths_B, **{end: ends[end] for end in further})
+    def call(score_BTC: Tensor, lengths_B: Tensor, model: Model) -> Any:
+        ends = {end: model[end] for end in further}
+        return target(score_BTC, model["transition_CC"], model["duration_KC"], lengths_B, **ends)
 
     return adapted(name, device, call, ends=len(further) == 2)
 
 
 def adapted(name: str, device: torch.device, call: Callable[..., Any], **options: Any) -> Kernel:
-    """The kernel that `call(score_BTC, lengths_B, **model)` is, with lengths on the scores' device."""
+    """The kernel that `call(score_BTC, lengths_B, model)` is, with lengths on the scores' device."""
 
     def partition(score_BTC: Tensor, lengths_B: Tensor, **model: Tensor) -> Tensor:
-        return checked(call(score_BTC, lengths_B.to(score_BTC.device), **model), len(score_BTC))
+        return checked(call(score_BTC, lengths_B.to(score_BTC.device), model), len(score_BTC))
 
     return Kernel(name, partition, device, **options)
 
@@ -88,60 +90,39 @@ def checked(log_z_B: Any, batch: int) -> Tensor:
     return log_z_B
 
 
-# Known packages, each called with itself, scores, lengths, transitions, durations, and start and end by name.
+# Known packages, each called with itself, the scores, the lengths and the rest of the model.
 
 
-def of_package(call: Callable[..., Any], score_BTC: Tensor, lengths_B: Tensor, **model: Tensor) -> Any:
+def of_package(call: Callable[..., Any], score_BTC: Tensor, lengths_B: Tensor, model: Model) -> Any:
     """With scores of 100 past the ends: these packages multiply by a mask, where NaN would stay."""
     inside_BT1 = inside(score_BTC.shape[1], lengths_B)[..., None]
-    return call(score_BTC.masked_fill(~inside_BT1, 100.0), lengths_B, **model)
+    return call(score_BTC.masked_fill(~inside_BT1, 100.0), lengths_B, model)
 
 
-def streaming(
-    function: Any,
-    score_BTC: Tensor,
-    lengths_B: Tensor,
-    transition_CC: Tensor,
-    duration_KC: Tensor,
-    **ends: Tensor,
-) -> Any:
+def streaming(function: Any, score_BTC: Tensor, lengths_B: Tensor, model: Model) -> Any:
     """semi_crf_streaming_forward(cum_scores, transition, duration_bias, lengths, K) of flash-semicrf, and of
     torch-semimarkov before it, whose longest duration is K - 1 and whose bias has a row for 0.
     """
     below = int(function.__module__.startswith("torch_semimarkov"))
     sums, bias = (
         nn.functional.pad(value, (0, 0, rows, 0))
-        for value, rows in ((score_BTC.cumsum(1), 1), (duration_KC, below))
+        for value, rows in ((score_BTC.cumsum(1), 1), (model["duration_KC"], below))
     )
-    return function(sums, transition_CC, bias, lengths_B, len(bias))
+    return function(sums, model["transition_CC"], bias, lengths_B, len(bias))
 
 
-def flash_head(
-    head: Any,
-    score_BTC: Tensor,
-    lengths_B: Tensor,
-    transition_CC: Tensor,
-    duration_KC: Tensor,
-    **ends: Tensor,
-) -> Any:
+def flash_head(head: Any, score_BTC: Tensor, lengths_B: Tensor, model: Model) -> Any:
     """SemiMarkovCRFHead(num_classes, max_duration).forward(hidden_states, lengths)["partition"]."""
-    module = head(score_BTC.shape[2], len(duration_KC)).to(score_BTC.device)
-    parameters = {"transition": transition_CC, "duration_dist.duration_bias": duration_KC}
+    names = {"transition": "transition_CC", "duration_dist.duration_bias": "duration_KC"}
+    parameters = {title: model[name] for title, name in names.items()}
+    module = head(score_BTC.shape[2], len(model["duration_KC"])).to(score_BTC.device)
     unknown = set(parameters) - set(dict(module.named_parameters()))
     if unknown:
         raise TypeError(f"the head has no parameter {', '.join(sorted(unknown))}")
     return torch.func.functional_call(module, parameters, (score_BTC, lengths_B))["partition"]
 
 
-def struct(
-    distribution: Any,
-    score_BTC: Tensor,
-    lengths_B: Tensor,
-    transition_CC: Tensor,
-    duration_KC: Tensor,
-    start_C: Tensor,
-    end_C: Tensor,
-) -> Any:
+def struct(distribution: Any, score_BTC: Tensor, lengths_B: Tensor, model: Model) -> Any:
     """SemiMarkovCRF(log_potentials, lengths).partition of torch-struct: (B, N - 1, K, C, C) by the boundary
     that a segment starts at, its duration, the label at its end and the one before it. Lengths count
     boundaries, and the row of duration 0 is not used.
@@ -149,7 +130,8 @@ def struct(
     score_BTC = score_BTC[:, : int(lengths_B.max())]  # one must be that long
     batch, frames, labels = score_BTC.shape
     sums = nn.functional.pad(score_BTC.cumsum(1), (0, 0, 1, 0))
-    first_CC = (start_C - torch.tensor(float(labels)).log())[:, None].expand(-1, labels)
+    duration_KC, transition_CC, end_C = (model[name] for name in ("duration_KC", "transition_CC", "end_C"))
+    first_CC = (model["start_C"] - torch.tensor(float(labels)).log())[:, None].expand(-1, labels)
     rows = []
     for s in range(frames):
         before_CC = transition_CC.T if s else first_CC  # [label, label before]
@@ -174,25 +156,24 @@ def chain(
     crf: Any,
     score_BTC: Tensor,
     lengths_B: Tensor,
-    duration_KC: Tensor,
+    model: Model,
     *,
     names: dict[str, str],
     make: Callable[[torch.device], dict[str, Any]],
     call: dict[str, Any],
-    **model: Tensor,
 ) -> Tensor:
     """A linear chain whose forward gives the log-likelihood of labels: log Z is their score less it. `names`
     are the package's names of the parameters.
     """
     mask_BT = inside(score_BTC.shape[1], lengths_B)
-    problem = make_problem(score_BTC, duration_KC=duration_KC, lengths_B=lengths_B, **model).detached()
+    problem = make_problem(score_BTC, lengths_B=lengths_B, **model).detached()
     paths = api.viterbi(**problem.arguments(), backend="torch")[1]
     labels_BT = marked(paths, problem)[0].to(score_BTC.device)
     module = crf(score_BTC.shape[2], **make(score_BTC.device)).to(score_BTC.device)
     values = {title: model[name] for title, name in names.items()}
     log_p_B = torch.func.functional_call(module, values, (score_BTC, labels_BT, mask_BT), call)
     gold = {"labels_BT": labels_BT, "starts_BT": torch.ones_like(mask_BT), "lengths_B": lengths_B}
-    gold_B = gold_score(score_BTC, duration_KC=duration_KC * 0, **gold, **model)
+    gold_B = gold_score(score_BTC, **gold, **{**model, "duration_KC": model["duration_KC"] * 0})
     return gold_B - log_p_B
 
 
