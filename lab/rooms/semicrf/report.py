@@ -381,7 +381,8 @@ def results_table(results: pd.DataFrame) -> Table:
 
 def convergence(epochs: pd.DataFrame, folder: Path) -> list[Block]:
     """PER on the dev split and the loss, by epoch."""
-    case, blocks = epochs["model"] + " " + epochs["backend"], []
+    blocks: list[Block] = []
+    case = epochs["model"] + " " + epochs["backend"]
     for column, (axis, caption) in CURVES.items():
         wide = epochs.assign(case=case).pivot_table(index="epoch", columns="case", values=column)
         step = -(-len(wide) // TICKS)

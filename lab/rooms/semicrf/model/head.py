@@ -115,8 +115,8 @@ class SemiCRF(nn.Module):
     ) -> Any:
         """Loss with labels; without, {"partition": logZ_B, "scores": score_BTC}."""
         if labels_BT is not None:
-            options: Any = {"mask": mask, "ignore_index": ignore_index, "reduction": reduction}
-            return self.loss(hidden_BTH, lengths_B, labels_BT, starts_BT, **options, **terms)
+            options: Any = {"mask": mask, "ignore_index": ignore_index, "reduction": reduction, **terms}
+            return self.loss(hidden_BTH, lengths_B, labels_BT, starts_BT, **options)
         lengths_B = lengths_of(hidden_BTH, lengths_B, mask)
         score_BTC = self.scores(hidden_BTH, lengths_B)
         return {"partition": self.log_partition(score_BTC, lengths_B, **terms), "scores": score_BTC}

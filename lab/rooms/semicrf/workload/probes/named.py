@@ -161,7 +161,7 @@ def chain(
     names: dict[str, str],
     make: Callable[[torch.device], dict[str, Any]],
     call: dict[str, Any],
-) -> Tensor:
+) -> Any:
     """A linear chain whose forward gives the log-likelihood of labels: log Z is their score less it. `names`
     are the package's names of the parameters.
     """
