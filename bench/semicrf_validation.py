@@ -14,7 +14,7 @@ import torch
 from bench.table import Row, at_most, measured
 from lab.rooms.semicrf.config import TrainConfig
 from lab.rooms.semicrf.workload.corpus.load import load_corpus
-from lab.rooms.semicrf.workload.training import make_tagger, to_batch, train_step, validator_of
+from lab.rooms.semicrf.workload.training import make_tagger, to_batch, train_step
 
 ROUNDS = {"cuda": 60, "cpu": 20}
 STEPS = {"cuda": 5, "cpu": 4}
@@ -68,7 +68,7 @@ def report(device: torch.device, times: dict[bool, list[float]]) -> None:
 
 def points_of(tagger: Any, optimizer: Any, batch: Any, device: torch.device) -> list[str]:
     """The names of the points that one step passes, with their number where there are several."""
-    validator, seen = validator_of(tagger), []
+    validator, seen = tagger.validator, []
     watch = validator.watch
 
     def noted(name: str, *more: Any) -> None:
@@ -83,7 +83,7 @@ def points_of(tagger: Any, optimizer: Any, batch: Any, device: torch.device) -> 
 
 def step_ms(tagger: Any, optimizer: Any, batch: Any, device: torch.device, steps: int) -> float:
     """Mean time per step over `steps`, the device drained at both ends; CPU seconds on a CPU."""
-    validator = validator_of(tagger)
+    validator = tagger.validator
     clock = time.perf_counter if device.type == "cuda" else time.process_time
     drain(device)
     begin = clock()

@@ -69,5 +69,5 @@ def analyse(folder: Path, out: Path, run: Run | None, progress: Callable[[str], 
 
     assert run is not None, "this room reads only runs of its own"
     with needs("analysis"):
-        from lab.rooms.semicrf.findings import analyse_semicrf
+        from lab.rooms.semicrf.report import analyse_semicrf
     return analyse_semicrf(out, run, progress)

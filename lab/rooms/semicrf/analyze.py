@@ -20,37 +20,39 @@ from lab.core.step import Status
 from lab.errors import BadDataError
 
 HEADS = {"pytorch_crf": "pytorch-crf", "linear_crf_triton": "linear", "semi_crf": "semicrf"}
-
-
-def outcome_of(record: StepRecord) -> tuple[str, str]:
-    """(status, reason) of a step's record in the manifest."""
-    if record.outcome is None:
-        return "missing", "did not run"
-    status = record.outcome.status
-    return "failed" if status not in (Status.ok, Status.skipped) else status.value, record.outcome.reason
-
-
-RESULT_COLUMNS = [
-    *("model", "backend", "status", "reason"),
-    *("phone_error_rate", "boundary_f1", "boundary_f1_2", "segment_f1", "duration_kl"),
-    *("epoch_time_s", "total_time_s", "inference_time_s", "peak_mem_bytes", "peak_rss_bytes"),
-    *("best_epoch", "device", "file"),
-]
 # An epoch's columns as its line of epochs.jsonl names them, where the line may lack them.
 EPOCH_EXTRAS = ("boundary_f1", "grad_norm", "transition_max", "duration_max", "train_s", "lr")
 EPOCH_COLUMNS = ["model", "backend", "epoch", "loss", "dev_per", *EPOCH_EXTRAS]
 TEXT_COLUMNS = ("model", "backend", "status", "reason", "device", "file")
-OF_RESULT = {
+TIMES = {
     "epoch_time_s": "training_time_per_epoch",
     "total_time_s": "total_training_time",
     "inference_time_s": "inference_time",
+}
+OF_RESULT = {
+    **TIMES,
     "peak_mem_bytes": "peak_memory_bytes",
     "best_epoch": "best_epoch",
     "device": "device_name",
 }
 """Columns by the names of result.json."""
-TIMES = ("training_time_per_epoch", "total_training_time", "inference_time")
+OF_TEST = ("phone_error_rate", "boundary_f1", "boundary_f1_2", "segment_f1", "duration_kl")
+RESULT_COLUMNS = [
+    *("model", "backend", "status", "reason", *OF_TEST, *TIMES, "peak_mem_bytes", "peak_rss_bytes"),
+    *("best_epoch", "device", "file"),
+]
 SIZES = ("max_duration", "hidden_dim", "num_layers", "epochs", "batch_size")
+
+
+def steps_of(run: Run) -> Iterator[tuple[StepRecord, str, str]]:
+    """The steps' records in the manifest, each with its status and the reason."""
+    for record in run.manifest.steps:
+        if record.outcome is None:
+            yield record, "missing", "did not run"
+        else:
+            status = record.outcome.status
+            failed = status not in (Status.ok, Status.skipped)
+            yield record, "failed" if failed else status.value, record.outcome.reason
 
 
 @dataclass(frozen=True)
@@ -68,19 +70,16 @@ def read_trainings(run: Run) -> Trainings:
     """All steps of a run of `train` or `compare`."""
     results, epochs, durations, raw = [], [], [], {}
     missing: list[str] = []
-    for record in run.manifest.steps:
+    for record, status, reason in steps_of(run):
         step, labels = record.step, record.step.labels
         case = {"model": str(labels["model"]), "backend": str(labels["backend"])}
-        status, reason = outcome_of(record)
         row: dict[str, Any] = {**case, "status": status, "reason": reason}
         folder = run.folder(step)
         epochs += [{**case, **epoch} for epoch in read_epochs(folder / "epochs.jsonl", missing)]
         if status == "ok":
-            result = read_json(folder / "result.json", dict, "the training's result")
-            raw[step.name] = result
-            test = result["test"]
-            row |= {name: test[name] for name in ("phone_error_rate", "boundary_f1", "segment_f1")}
-            row |= {"duration_kl": test["duration_kl"], "boundary_f1_2": test["boundary_f1_tolerances"]["2"]}
+            result = raw[step.name] = read_json(folder / "result.json", dict, "the training's result")
+            test = {**result["test"], "boundary_f1_2": result["test"]["boundary_f1_tolerances"]["2"]}
+            row |= {name: test[name] for name in OF_TEST}
             row |= {column: result[name] for column, name in OF_RESULT.items()}
             row["peak_rss_bytes"] = record.outcome.peak_mem_bytes if record.outcome else None
             row["file"] = f"{step.folder}/result.json"
@@ -121,7 +120,8 @@ def comparison(run: Run, trainings: Trainings) -> dict[str, Any]:
     for key, model in HEADS.items():
         result = next((raw for raw in trainings.raw.values() if raw["model"] == model), None)
         if result is not None:
-            document[key] = {**result["test"], **{name: result[name] for name in (*TIMES, "backend")}}
+            further = (*TIMES.values(), "backend")
+            document[key] = {**result["test"], **{name: result[name] for name in further}}
     return document
 
 
@@ -152,20 +152,16 @@ def read_examination(run: Run) -> Examination:
     """All parts of a run of `diagnose`; the backends by the names of what ran."""
     config = run.manifest.config
     rows = Examination(tested=str(config["tested"]), reference=str(config.get("reference", "")))
-    for record in run.manifest.steps:
-        status, reason = outcome_of(record)
+    for record, status, reason in steps_of(run):
         if status != "ok":
             rows.missing.append(f"{record.step.name}: {reason}")
             continue
         part = str(record.step.labels["part"])
         content = read_json(run.folder(record.step) / f"{part}.json", dict, "this part of the diagnosis")
-        rows.tested = content.get("tested", rows.tested)
-        rows.reference = content.get("reference", rows.reference)
-        rows.device = content.get("device", rows.device)
-        if "cells" in content:
-            rows.cells += content["cells"]
-            rows.fixed_length = content["fixed_length"]
-        else:
+        for name in {"tested", "reference", "device", "fixed_length"} & set(content):
+            setattr(rows, name, content[name])
+        rows.cells += content.get("cells", ())
+        if "probes" in content:
             rows.probes = content["probes"]
             rows.reproducer, rows.reproducer_folder = content["reproducer"], record.step.folder
     return rows
@@ -174,8 +170,7 @@ def read_examination(run: Run) -> Examination:
 def read_checks(run: Run) -> tuple[pd.DataFrame, list[str]]:
     """A row per check of every backend, and what is missing; a step that failed is one row."""
     rows, missing = [], []
-    for record in run.manifest.steps:
-        status, reason = outcome_of(record)
+    for record, status, reason in steps_of(run):
         backend = str(record.step.labels["backend"])
         if status != "ok":
             missing.append(f"{record.step.name}: {reason}")

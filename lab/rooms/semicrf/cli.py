@@ -2,13 +2,28 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
+import msgspec
 
-from lab.rooms.semicrf.config import BACKENDS, GUIDE_BACKENDS, MODELS, PRESETS
+from lab.core.files import write_atomic
+from lab.core.plan import Experiment, Plan, Site
+from lab.errors import MissingError, UsageError, needs
+from lab.rooms.semicrf.config import (
+    BACKENDS,
+    COMPARISON,
+    GUIDE_BACKENDS,
+    MODELS,
+    PRESETS,
+    CheckConfig,
+    DiagnoseConfig,
+    TrainConfig,
+)
+from lab.rooms.semicrf.plan import IN_CONTAINER, have_torchcrf, plan_check, plan_diagnose, plan_train
 from lab.terminal.group import Group
 from lab.terminal.options import (
     ABOVE_ZERO,
@@ -22,13 +37,6 @@ from lab.terminal.options import (
     seed,
     with_options,
 )
-
-if TYPE_CHECKING:
-    from lab.core.plan import Experiment
-    from lab.rooms.semicrf.config import TrainConfig
-
-
-# The options that the room's commands share, and how they become a config.
 
 
 def names(flag: str, words: Sequence[str], default: str, text: str) -> Decorator:
@@ -76,17 +84,12 @@ def train_config(values: dict[str, Any], *, gpus: bool) -> TrainConfig:
 
     Raises UsageError for a backend that two names mean.
     """
-    import msgspec
-
-    from lab.errors import UsageError
-    from lab.rooms.semicrf.config import TrainConfig
-
     values = dict(values)
     preset = PRESETS[values.pop("preset") or ("timit" if gpus else "tiny")]
     words = {**GUIDE_BACKENDS, **({"auto": "torch", "streaming": "torch"} if values.pop("no_triton") else {})}
     backends = values["backends"] = [words.get(name, name) for name in values["backends"]]
-    if len(set(backends)) < len(backends):
-        twice = ", ".join(sorted({name for name in backends if backends.count(name) > 1}))
+    twice = ", ".join(sorted({name for name in backends if backends.count(name) > 1}))
+    if twice:
         read = "exact is read as torch, streaming as auto, and with --no-triton auto as torch"
         raise UsageError(f"--backend names {twice} twice: {read}", fix="name each once")
     settings = {name: value for name, value in values.items() if value is not None}
@@ -100,25 +103,15 @@ def with_corpus_path(ctx: click.Context, values: dict[str, Any]) -> dict[str, An
     path = absolute(Path(values["data"]))
     if options_of(ctx).image is None:
         return {**values, "data": path}
-    import os
-
-    from lab.rooms.semicrf.plan import IN_CONTAINER
-
     os.environ["LAB_CORPUS"] = path
     return {**values, "data": IN_CONTAINER}
 
 
 def absolute(path: Path) -> str:
     """Steps run in the run folder, so a path must not be relative to the caller's. Raises MissingError."""
-    from lab.errors import MissingError
-
     if not path.exists():
         raise MissingError("no such file or folder", location=path, fix="--data synthetic needs none")
     return str(path.resolve())
-
-
-FOLDER = click.Path(file_okay=False, path_type=Path)
-SOURCE = click.Path(exists=True, file_okay=False, path_type=Path)
 
 
 @click.group("semicrf", cls=Group)
@@ -152,8 +145,6 @@ def train(ctx: click.Context, /, **values: Any) -> Experiment:
 @click.pass_context
 def compare(ctx: click.Context, /, output_json: Path | None, **values: Any) -> Experiment:
     """pytorch-crf (where installed), linear CRF and semi-CRF on the same corpus, as one JSON and page."""
-    from lab.rooms.semicrf.plan import have_torchcrf
-
     skipped = () if have_torchcrf() or options_of(ctx).image else ("pytorch-crf",)
     return _training(ctx, {**values, "models": list(MODELS)}, "compare", skipped, output_json)
 
@@ -176,11 +167,6 @@ def compare(ctx: click.Context, /, output_json: Path | None, **values: Any) -> E
 @click.pass_context
 def diagnose(ctx: click.Context, /, case: Path | None, **values: Any) -> Experiment:
     """Run the guide's diagnostic workflow as one matrix and name what is wrong."""
-    from lab.core.plan import Experiment
-    from lab.errors import UsageError
-    from lab.rooms.semicrf.config import DiagnoseConfig
-    from lab.rooms.semicrf.plan import plan_diagnose
-
     settings = {name: values.pop(name) for name in ("repeats", "orders", "steps", "partition")}
     settings["import_path"] = str(Path.cwd()) if settings["partition"] else ""
     # The matrix has many trainings; each need only be long enough to fail.
@@ -188,11 +174,7 @@ def diagnose(ctx: click.Context, /, case: Path | None, **values: Any) -> Experim
     train = train_config(with_corpus_path(ctx, values), gpus=True)
     if len(train.backends) > 1:
         raise UsageError(f"diagnose tests one backend, got {', '.join(train.backends)}", fix="a run for each")
-    config = DiagnoseConfig(
-        train=train,
-        case=None if case is None else absolute(case),
-        **settings,
-    )
+    config = DiagnoseConfig(train=train, case=None if case is None else absolute(case), **settings)
     return Experiment("semicrf", lambda site, root: plan_diagnose(config, site), options_of(ctx))
 
 
@@ -203,24 +185,28 @@ def diagnose(ctx: click.Context, /, case: Path | None, **values: Any) -> Experim
 @click.pass_context
 def check(ctx: click.Context, /, **values: Any) -> Experiment:
     """Compare this device's kernels with float64: values, gradients, odd shapes, hostile input."""
-    from lab.core.plan import Experiment
-    from lab.rooms.semicrf.config import CheckConfig
-    from lab.rooms.semicrf.plan import plan_check
-
     config = CheckConfig(**values)
     return Experiment("semicrf", lambda site, root: plan_check(config, site), options_of(ctx))
 
 
 @run_semicrf.command("preprocess")
-@click.option("--timit-dir", type=SOURCE, required=True, help="TIMIT as published: TRAIN, TEST.")
-@click.option("--output-dir", type=FOLDER, required=True, help="Folder for the files.")
+@click.option(
+    "--timit-dir",
+    type=click.Path(exists=True, file_okay=False, path_type=Path),
+    required=True,
+    help="TIMIT as published: TRAIN, TEST.",
+)
+@click.option(
+    "--output-dir",
+    type=click.Path(file_okay=False, path_type=Path),
+    required=True,
+    help="Folder for the files.",
+)
 @choice("--feature-type", "mfcc mel", "MFCCs, or log mel energies.")
 @option("--n-mfcc", type=click.IntRange(1, 40), default=13, help="Coefficients per frame, with mfcc.")
 @option("--n-mels", type=click.IntRange(min=2), default=80, help="Mel bands.")
 def preprocess(timit_dir: Path, output_dir: Path, **values: Any) -> None:
     """TIMIT folder -> train.jsonl, test.jsonl, segment statistics and the phone mapping."""
-    from lab.errors import needs
-
     with needs("workload"):
         from lab.rooms.semicrf.workload.corpus.timit import preprocess as convert
     for line in convert(timit_dir, output_dir, **values):
@@ -234,12 +220,6 @@ def _training(
     skipped: tuple[str, ...] = (),
     output_json: Path | None = None,
 ) -> Experiment:
-    from lab.core.files import write_atomic
-    from lab.core.plan import Experiment, Plan, Site
-    from lab.rooms.semicrf.config import COMPARISON
-    from lab.rooms.semicrf.plan import plan_train
-
-    options = options_of(ctx)
     values = with_corpus_path(ctx, values)
 
     def make_plan(site: Site, root: Path) -> Plan:
@@ -250,4 +230,4 @@ def _training(
         if output_json is not None:
             write_atomic(output_json, (root / COMPARISON).read_bytes())
 
-    return Experiment("semicrf", make_plan, options, on_success=copy_comparison)
+    return Experiment("semicrf", make_plan, options_of(ctx), on_success=copy_comparison)

@@ -28,29 +28,29 @@ def score(reference: Split, predicted: Split, names: Sequence[str], max_duration
     phones = [(collapsed(ref), collapsed(got)) for ref, got in pairs]
     length = sum(len(ref) for ref, _ in phones)
     starts = [([s[0] for s in ref[1:]], [s[0] for s in got[1:]]) for ref, got in pairs]
-    bounds = {
-        tolerance: _precision_recall_f1(starts, [matched(*pair, tolerance) for pair in starts])
+    bounds = [
+        _precision_recall_f1(starts, [matched(*pair, tolerance) for pair in starts])
         for tolerance in TOLERANCES
-    }
-    segment = _precision_recall_f1(
-        pairs, [len(set(map(tuple, ref)) & set(map(tuple, got))) for ref, got in pairs]
-    )
-    ratios = ("precision", "recall", "f1")
+    ]
+    same = [len(set(map(tuple, ref)) & set(map(tuple, got))) for ref, got in pairs]
     return {
         "phone_error_rate": sum(edit_distance(*pair) for pair in phones) / length if length else 0.0,
-        **{f"boundary_{ratio}": value for ratio, value in zip(ratios, bounds[0], strict=True)},
-        "boundary_f1_tolerances": {str(tolerance): bound[2] for tolerance, bound in bounds.items()},
-        **{f"segment_{ratio}": value for ratio, value in zip(ratios, segment, strict=True)},
+        **_named("boundary", bounds[0]),
+        "boundary_f1_tolerances": {str(TOLERANCES[i]): bound[2] for i, bound in enumerate(bounds)},
+        **_named("segment", _precision_recall_f1(pairs, same)),
         "duration_stats": duration_stats(reference, predicted, names),
         "duration_kl": duration_kl(reference, predicted, max_duration),
     }
 
 
+def _named(kind: str, ratios: tuple[float, float, float]) -> dict[str, float]:
+    return {f"{kind}_{name}": x for name, x in zip(("precision", "recall", "f1"), ratios, strict=True)}
+
+
 def edit_distance(reference: Sequence[int], predicted: Sequence[int]) -> int:
     """Levenshtein distance, one row of the table at a time: every edit costs 1."""
     target = np.asarray(predicted)
-    row = np.arange(len(target) + 1)
-    offsets = np.arange(len(target) + 1)
+    row = offsets = np.arange(len(target) + 1)
     for deletions, label in enumerate(reference, start=1):
         best = row + 1
         best[1:] = np.minimum(best[1:], row[:-1] + (target != label))
@@ -97,13 +97,11 @@ def duration_stats(reference: Split, predicted: Split, names: Sequence[str]) -> 
     compared = [phone for phone in per_phone.values() if phone["mae"] is not None]
     means = np.array([(phone["ref_mean"], phone["pred_mean"]) for phone in compared]).reshape(-1, 2)
     varied = len(means) > 1 and bool((means.std(axis=0) > 0).all())
-    return {
-        "per_phone": per_phone,
-        "overall": {
-            "mean_absolute_error": float(np.mean([phone["mae"] for phone in compared])) if compared else None,
-            "duration_correlation": float(np.corrcoef(means.T)[0, 1]) if varied else None,
-        },
+    overall = {
+        "mean_absolute_error": float(np.mean([phone["mae"] for phone in compared])) if compared else None,
+        "duration_correlation": float(np.corrcoef(means.T)[0, 1]) if varied else None,
     }
+    return {"per_phone": per_phone, "overall": overall}
 
 
 def duration_kl(reference: Split, predicted: Split, max_duration: int) -> float:
@@ -111,12 +109,14 @@ def duration_kl(reference: Split, predicted: Split, max_duration: int) -> float:
 
     Bins are 1..max_duration and longer; half a count in each bin keeps an empty one from being infinite.
     """
-    histograms = []
-    for split in (reference, predicted):
+
+    def histogram(split: Split) -> np.ndarray:
         durations = np.array([k for k, _ in _durations(split)], dtype=int)
         counts = np.bincount(np.minimum(durations, max_duration + 1), minlength=max_duration + 2)[1:] + 0.5
-        histograms.append(counts / counts.sum())
-    ref, got = histograms
+        shares: np.ndarray = counts / counts.sum()
+        return shares
+
+    ref, got = histogram(reference), histogram(predicted)
     return float(np.sum(ref * np.log(ref / got)))
 
 
@@ -129,11 +129,7 @@ def _precision_recall_f1(
     pairs: Sequence[tuple[Any, Any]], right: Sequence[int]
 ) -> tuple[float, float, float]:
     """Of (reference, predicted) lists, and how many entries of each pair are the same."""
-    hits, expected, predicted = (
-        sum(right),
-        sum(len(ref) for ref, _ in pairs),
-        sum(len(got) for _, got in pairs),
-    )
+    hits, expected, predicted = sum(right), *(sum(len(pair[side]) for pair in pairs) for side in (0, 1))
     precision = hits / predicted if predicted else 0.0
     recall = hits / expected if expected else 0.0
     return precision, recall, 2 * hits / (expected + predicted) if expected + predicted else 0.0

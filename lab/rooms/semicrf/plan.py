@@ -42,10 +42,9 @@ def plan_diagnose(config: DiagnoseConfig, site: Site) -> Plan:
     parts = ["partition"] if config.partition else [*trained, "probes"]
     steps = {part: {"part": part, "backend": tested} for part in parts}
     plan = plan_of("diagnose", config, site, steps, None if config.case or config.partition else config.train)
-    word = f"kernel under test: {config.partition}" if config.partition else f"backend under test: {tested}"
-    return replace(
-        plan, notes=(word, *plan.notes), config={**plan.config, "tested": config.partition or tested}
-    )
+    kind, name = ("kernel", config.partition) if config.partition else ("backend", tested)
+    notes = (f"{kind} under test: {name}", *plan.notes)
+    return replace(plan, notes=notes, config={**plan.config, "tested": name})
 
 
 def plan_check(config: CheckConfig, site: Site) -> Plan:
@@ -72,11 +71,9 @@ def plan_of(
     """One of the room's workloads with the options of each step, by which the analysis knows it; `corpus`
     says what is trained on.
     """
-    notes = []
-    if corpus is not None and corpus.data == "synthetic":
-        notes.append("synthetic corpus: it exercises the code and says nothing about speech")
-    if site.vendor == "none":
-        notes.append("no GPU: these numbers are from this machine's CPU")
+    synthetic = corpus is not None and corpus.data == "synthetic"
+    notes = ["synthetic corpus: it exercises the code and says nothing about speech"] if synthetic else []
+    notes += ["no GPU: these numbers are from this machine's CPU"] if site.vendor == "none" else []
     command = ("python", "-m", f"lab.rooms.semicrf.workload.{workload}", "--config", f"{workload}.json")
     # A hostile batch of a check takes 0.1 to 0.4 s on a CPU.
     batches_s = config.batches if isinstance(config, CheckConfig) else 0
@@ -96,11 +93,10 @@ def plan_of(
             labels={**options},
         )
 
+    text = msgspec.json.format(msgspec.json.encode(config), indent=1).decode() + "\n"
     return Plan(
         steps=tuple(step(name, options) for name, options in steps.items()),
-        inputs={
-            f"{workload}.json": msgspec.json.format(msgspec.json.encode(config), indent=1).decode() + "\n"
-        },
+        inputs={f"{workload}.json": text},
         notes=tuple(notes),
         config={"command": workload, **msgspec.to_builtins(config)},
     )

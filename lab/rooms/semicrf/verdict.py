@@ -70,7 +70,12 @@ def diagnose(cells: Sequence[Row], probes: Sequence[Row], tested: str, reference
     for cause in RULES:
         evidence = evidence_of(cause, dirty, tested, reference)
         if evidence:
-            return Diagnosis(cause, sentences_of(cause, evidence, cells), dirty_probes(dirty, cause))
+            # A race and a boundary fault dirty the kernel's probes too: all of them are evidence.
+            causes = IN_KERNEL if cause in (*IN_KERNEL, "shared") else (cause,)
+            rows = (row for row in dirty if row["cause"] in causes)
+            names = ((row["probe"], f" ({row['backend']})" if row["backend"] else "", row) for row in rows)
+            listed = [f"{probe}{backend}: {row['text']}." for probe, backend, row in names]
+            return Diagnosis(cause, sentences_of(cause, evidence, cells), listed)
     return by_matrix(cells, probes, tested, reference)
 
 
@@ -87,16 +92,6 @@ def evidence_of(cause: str, dirty: list[Row], tested: str, reference: str) -> st
 def sentences_of(cause: str, evidence: str, cells: Sequence[Row]) -> list[str]:
     head = f"The cause is {CAUSES[cause]}: {evidence}."
     return [head, *matrix_sentences(cells), f"What to do: {ADVICE[cause]}."]
-
-
-def dirty_probes(dirty: list[Row], cause: str) -> list[str]:
-    """A race and a boundary fault dirty the kernel's probes too: all of them are evidence."""
-    causes = IN_KERNEL if cause in (*IN_KERNEL, "shared") else (cause,)
-    return [
-        f"{row['probe']}{' (' + row['backend'] + ')' if row['backend'] else ''}: {row['text']}."
-        for row in dirty
-        if row["cause"] in causes
-    ]
 
 
 def of_kernel(probes: Sequence[Row], name: str) -> Diagnosis:
@@ -125,9 +120,14 @@ def by_matrix(cells: Sequence[Row], probes: Sequence[Row], tested: str, referenc
     if grown:
         return Diagnosis("optimiser", sentences_of("optimiser", f"the training {grown}", []))
     if not failed:
-        return Diagnosis(
-            "none", [_all_clear(cells, probes), *([] if probes else ["The probes did not run."])]
-        )
+        # What was looked at, by name: a clean answer is about that, and nothing else.
+        trained = Counter(cell["backend"] for cell in cells)
+        looked = [f"{plural(count, 'training')} on {name}" for name, count in trained.items()]
+        steps = plural(sum(cell["step"] for cell in cells), "step")
+        looked += [f"{steps} in all by loss, gradient and parameters"] if cells else []
+        looked += list(dict.fromkeys(row["probe"] for row in probes))
+        head = f"Nothing was found. Looked at: {', '.join(looked)}."
+        return Diagnosis("none", [head] if probes else [head, "The probes did not run."])
     failing = {key: {cell[key] for cell in failed} for key in AXES}
     ran = {key: {cell[key] for cell in cells} for key in AXES}
     only = {key: failing[key] for key in failing if failing[key] != ran[key]}
@@ -145,25 +145,14 @@ def by_matrix(cells: Sequence[Row], probes: Sequence[Row], tested: str, referenc
     return Diagnosis(cause, sentences_of(cause, reason, cells), [f"{failed[0]['message']}."])
 
 
-def _all_clear(cells: Sequence[Row], probes: Sequence[Row]) -> str:
-    """What was looked at, by name: a clean answer is about that, and nothing else."""
-    trained = Counter(cell["backend"] for cell in cells)
-    steps = sum(cell["step"] for cell in cells)
-    looked = [f"{plural(count, 'training')} on {name}" for name, count in trained.items()]
-    looked += [f"{plural(steps, 'step')} in all by loss, gradient and parameters"] if cells else []
-    looked += list(dict.fromkeys(row["probe"] for row in probes))
-    return f"Nothing was found. Looked at: {', '.join(looked)}."
-
-
 def matrix_sentences(cells: Sequence[Row]) -> list[str]:
     """How many trainings of each half of the matrix failed, and repeats that ended with different weights."""
     if not cells:
         return []
-    trainings = plural(len(cells), "training")
+    trainings, parts = plural(len(cells), "training"), []
     failed = sum(cell["outcome"] == "failed" for cell in cells)
     if not failed:
         return [f"None of {trainings} of the matrix failed.", *repeat_sentences(cells)]
-    parts = []
     for key, name in AXES.items():
         for value in sorted({cell[key] for cell in cells}, key=str):
             half = [cell for cell in cells if cell[key] == value]

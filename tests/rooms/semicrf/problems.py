@@ -95,8 +95,7 @@ def extended_problem(
 
 def inputs_of(problem: Problem) -> dict[str, torch.Tensor | None]:
     """The arguments of the functions in api.py, and of make_problem."""
-    given = {field.name: getattr(problem, field.name) for field in fields(problem)}
-    return {"transition_CC": given.pop("transition"), **given}
+    return {field.name: getattr(problem, field.name) for field in fields(problem)}
 
 
 def tilted(longest: int, tilt: float) -> torch.Tensor:

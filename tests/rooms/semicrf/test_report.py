@@ -22,7 +22,7 @@ CONFIGS = {
 
 @pytest.mark.parametrize("command", CONFIGS)
 def test_a_run_that_was_played_back_says_so_on_its_page(tmp_path, command):
-    from lab.rooms.semicrf.findings import analyse_semicrf
+    from lab.rooms.semicrf.report import analyse_semicrf
 
     labels = {"backend": "torch", "model": "linear", "part": "probes"}
     step = Step(name="one", argv=("python",), folder="steps/one", labels=labels)
@@ -38,7 +38,7 @@ def test_a_run_that_was_played_back_says_so_on_its_page(tmp_path, command):
 
 def checked(tmp_path, **ran):
     """The verdict of a check: per backend asked for, the one that ran and passed; None was killed."""
-    from lab.rooms.semicrf.findings import analyse_semicrf
+    from lab.rooms.semicrf.report import analyse_semicrf
 
     steps = [
         Step(name=f"check-{asked}", argv=("python",), folder=f"steps/{asked}", labels={"backend": asked})
@@ -84,7 +84,7 @@ def test_a_default_that_fell_to_torch_or_was_killed_does_not_pass_for_covered(tm
 
 def diagnosed(tmp_path, **ran):
     """The verdict of a diagnosis that ran `ran` ("tested", "reference", "device") and found nothing."""
-    from lab.rooms.semicrf.findings import analyse_semicrf
+    from lab.rooms.semicrf.report import analyse_semicrf
 
     steps = [Step(name=p, argv=("python",), folder=f"steps/{p}", labels={"part": p}) for p in ("probes",)]
     manifest = a_manifest(*steps)

@@ -1,7 +1,5 @@
-"""The functions for users: log_partition, posteriors, marginals, viterbi, sample, kbest, entropy.
-
-All take the model as `log_partition` does, in its order or by name; problem.py says what it is. `terms` are
-`start_C`, `end_C`, `seg_start_BTC`, `seg_end_BTC` and `segment_BTKC`, each a tensor or None.
+"""The functions for users; all take the model as `log_partition` does, in its order or by name. `terms` are
+`start_C`, `end_C`, `seg_start_BTC`, `seg_end_BTC` and `segment_BTKC`; problem.py says what they are.
 
 Values are float64 whatever the input's dtype, because at a log Z of 10^4 float32 has no digits left for its
 error. Gradients have the dtype of their input. The same on every backend:
@@ -72,6 +70,11 @@ def log_partition(
     """
     kernels = by_kernels(backend, score_BTC, terms)
     problem = make_problem(score_BTC, transition_CC, duration_KC, lengths_B, **terms, for_kernels=kernels)
+    return partition_of(problem, backend, alarm)
+
+
+def partition_of(problem: Problem, backend: str, alarm: Alarm | None = None) -> Tensor:
+    """`log_partition` of a checked problem."""
     resolved = resolve_backend(backend, problem.score_BTC)
     if resolved == "naive":
         return naive.log_partition(problem)
@@ -79,7 +82,7 @@ def log_partition(
 
 
 def by_kernels(backend: str, score_BTC: Tensor, terms: dict[str, Tensor | None]) -> bool:
-    """Whether the kernels of native/cuda.py compute this alone: `Problem.plain`, and no transform."""
+    """Whether the kernels of native/cuda.py compute this alone."""
     if not (isinstance(score_BTC, Tensor) and score_BTC.is_cuda):
         return False
     plain = terms.keys() <= {"start_C", "end_C"} and score_BTC.dim() == 3
@@ -91,37 +94,42 @@ def engine_for(backend: str, problem: Problem) -> Any:
     return native.engine_for(problem.score_BTC) if backend == "native" and problem.plain else log_domain
 
 
+def problem_of(*model: Any, **terms: Any) -> Problem:
+    """The checked problem; one that is checked stays."""
+    return model[0] if model and isinstance(model[0], Problem) else make_problem(*model, **terms)
+
+
 @uncompiled
 def posteriors(*model: Any, backend: str = "auto", **terms: Any) -> Posteriors:
     """log Z and all expected counts, differentiable in every float input; see `Posteriors`."""
-    problem = make_problem(*model, **terms)
+    problem = problem_of(*model, **terms)
     resolved = resolve_backend(backend, problem.score_BTC)
     engine = naive if resolved == "naive" else engine_for(resolved, problem)
     return autograd.posteriors(engine, problem).clamped()
 
 
 def marginals(*model: Any, backend: str = "auto", **terms: Any) -> Tensor:
-    """posterior_BTC: the probability that frame t lies in a segment of label c; zero in the padding."""
+    """posterior_BTC: P(frame t lies in a segment of label c); zero in the padding."""
     return posteriors(*model, backend=backend, **terms).label_BTC
 
 
 @uncompiled
 def viterbi(*model: Any, backend: str = "auto", **terms: Any) -> tuple[Tensor, list[list[Segment]]]:
-    """The best score (B,) and its segments [(start, end exclusive, label), ...] for each sequence.
-
-    An infeasible sequence has score -inf and no segments. Ties: as in `kbest`.
+    """The best score (B,) and its segments [(start, end exclusive, label), ...]; -inf and none where nothing
+    is feasible. Ties: as in `kbest`.
     """
     problem = _decodable(*model, **terms)
     if backend == "naive":
         return naive.viterbi(problem)
-    device = problem.score_BTC.device
     compiled = resolve_backend(backend, problem.score_BTC) == "native" and fits(problem.score_BTC)
     if compiled and problem.plain:
         best_B, ends_BT = native.engine_for(problem.score_BTC).best(problem)  # raises what is missing
-        return torch.from_numpy(best_B).to(device), [segments_of(ends_T) for ends_T in ends_BT]
-    tops = [pairs[0] if pairs else (-math.inf, []) for pairs in paths.best(problem, 1)]
-    scores_B = torch.tensor([score for score, _ in tops], dtype=torch.float64, device=device)
-    return scores_B, [path for _, path in tops]
+        scores_B, segments = torch.from_numpy(best_B), list(map(segments_of, ends_BT))
+    else:
+        tops = [pairs[0] if pairs else (-math.inf, []) for pairs in paths.best(problem, 1)]
+        scores_B = torch.tensor([score for score, _ in tops], dtype=torch.float64, device="cpu")
+        segments = [path for _, path in tops]
+    return scores_B.to(problem.score_BTC.device), segments
 
 
 def segments_of(ends_T: np.ndarray) -> list[Segment]:
@@ -142,9 +150,8 @@ def sample(
 ) -> list[list[list[Segment]]]:
     """`samples` exact, independent draws for each sequence: lists of (start, end exclusive, label).
 
-    Random numbers come from `generator`, or torch's own stream (torch.manual_seed): each call draws anew,
-    and equal sequences of a batch are drawn apart. An infeasible sequence gets empty draws. Every backend
-    draws by the torch form.
+    Random numbers come from `generator`, or torch's own stream: each call draws anew. An infeasible sequence
+    gets empty draws. Every backend draws by the torch form.
     """
     problem = _decodable(*model, **terms)
     resolve_backend(backend, problem.score_BTC)
@@ -175,11 +182,11 @@ def kbest(
 
 @uncompiled
 def entropy(*model: Any, backend: str = "auto", **terms: Any) -> Tensor:
-    """H (B,) in nats of the distribution over segmentations, float64, differentiable; 0 where nothing is
-    feasible.
-    """
-    problem = doubled(level(make_problem(*model, **terms)))
-    return entropy_of(problem, posteriors(**problem.arguments(), backend=backend))
+    """H (B,) in nats, float64, differentiable; 0 where nothing is feasible."""
+    problem = level(problem_of(*model, **terms))
+    # Differences of float32 sums have few digits left.
+    problem = problem.with_floats([value.double() for value in problem.floats()])
+    return entropy_of(problem, posteriors(problem, backend=backend))
 
 
 def level(problem: Problem) -> Problem:
@@ -189,17 +196,9 @@ def level(problem: Problem) -> Problem:
     return replace(problem, score_BTC=levelled(problem.score_BTC, FAR_BELOW))
 
 
-def doubled(problem: Problem) -> Problem:
-    """In float64: differences of float32 sums have few digits left. The problem itself if it is."""
-    if all(value.dtype == torch.float64 for value in problem.floats()):
-        return problem
-    return problem.with_floats([value.double() for value in problem.floats()])
-
-
 def entropy_of(problem: Problem, posteriors: Posteriors) -> Tensor:
-    """log Z less the expected score (B,); what has probability zero adds nothing, so -inf is an ordinary
-    score. Digits are lost as in any difference: the rounding is some 1e-16 times the largest score times the
-    frames. What it takes below 0 is left out, and the gradient stays.
+    """log Z less the expected score (B,). Digits are lost as in any difference: the rounding is some 1e-16
+    times the largest score times the frames. What it takes below 0 is left out, and the gradient stays.
     """
     expected_B = torch.zeros_like(posteriors.log_z_B)
     for score, count in zip(problem.floats(), posteriors.counts(problem), strict=True):
@@ -217,4 +216,4 @@ def _decodable(*model: Any, **terms: Any) -> Problem:
             "segments are lists, which torch.func cannot transform",
             fix="decode outside of the transformed function",
         )
-    return make_problem(*model, **terms).detached()
+    return problem_of(*model, **terms).detached()

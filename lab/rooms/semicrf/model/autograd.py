@@ -42,7 +42,7 @@ class Call:
         return Problem(lengths_B=lengths_B, **dict(zip(self.names, floats, strict=True)))
 
     def counts(self, problem: Problem, state: Any, grad_B: Tensor) -> tuple[Posteriors, list[Tensor] | None]:
-        """The counts; and the gradients for `grad_B` where the form made them beside sound counts."""
+        """The counts, and the gradients for `grad_B` where the form made them beside sound counts."""
         gradients: list[Tensor] | None = None
         if hasattr(self.engine, "differentiate"):
             posteriors, gradients = self.engine.differentiate(state, grad_B)
@@ -107,20 +107,17 @@ def wants_gradient(problem: Problem) -> bool:
 
 
 def log_partition(engine: Any, alarm: Alarm | None, problem: Problem) -> Tensor:
-    """log Z (B,), differentiable in `problem.floats()`."""
+    """Differentiable in `problem.floats()`."""
     if traced():
         return log_domain.log_partition(problem)
-    log_z_B: Tensor
-    if wants_gradient(problem):
-        call = Call(engine, alarm, problem.names())
-        log_z_B = LogPartition.apply(call, problem.lengths_B, *problem.floats())  # type: ignore[no-untyped-call]
-    else:
-        log_z_B = engine.forward(problem.detached(), keep=False).log_z_B
-    return log_z_B
+    if not wants_gradient(problem):
+        return cast(Tensor, engine.forward(problem.detached(), keep=False).log_z_B)
+    call = Call(engine, alarm, problem.names())
+    return cast(Tensor, LogPartition.apply(call, problem.lengths_B, *problem.floats()))  # type: ignore[no-untyped-call]
 
 
 def posteriors(engine: Any, problem: Problem) -> Posteriors:
-    """log Z and the counts, differentiable in `problem.floats()`; by the log domain where that is wanted."""
+    """log Z and the counts; by the log domain where derivatives are wanted."""
     if traced() or wants_gradient(problem):
         return log_domain.derived_posteriors(problem)
     if engine is naive:
@@ -134,7 +131,7 @@ def posteriors(engine: Any, problem: Problem) -> Posteriors:
 def gradients(
     problem: Problem, posteriors: Posteriors, grad_B: Tensor, wanted: Sequence[bool]
 ) -> list[Tensor | None]:
-    """Counts weighted by the incoming gradient, in the dtype of each input and the order of `floats()`."""
+    """Counts weighted by the incoming gradient, in the dtype of each input."""
     # An infeasible sequence has counts of zero and may have an infinite gradient: 0 * inf is NaN.
     grad_B = grad_B.double().masked_fill(torch.isneginf(posteriors.log_z_B), 0.0)
 
@@ -182,11 +179,8 @@ def finish(problem: Problem, posteriors: Posteriors) -> bool:
 
 
 def audited(problem: Problem, posteriors: Posteriors) -> Tensor:
-    """The worst error of what each sequence's counts must add up to, (B,); 0 where nothing is feasible.
-
-    The CUDA form computes it itself.
-    """
-    if posteriors.imbalance_B is not None:
+    """The worst error of what each sequence's counts must add up to; 0 where nothing is feasible."""
+    if posteriors.imbalance_B is not None:  # the CUDA form computes it itself
         return posteriors.imbalance_B
     worst_B = imbalance(problem, posteriors)
     return torch.where(torch.isfinite(posteriors.log_z_B), worst_B, torch.zeros_like(worst_B))

@@ -10,14 +10,14 @@ batch.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import Any, TypeVar
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
 
 from lab.errors import UsageError
 from lab.rooms.semicrf.model import api
+from lab.rooms.semicrf.model.autograd import uncompiled
 from lab.rooms.semicrf.model.naive import Segment
 from lab.rooms.semicrf.model.problem import Posteriors, Problem, inside, make_problem
 from lab.rooms.semicrf.model.segments import (
@@ -29,13 +29,12 @@ from lab.rooms.semicrf.model.segments import (
     run_starts,
 )
 
-Value = TypeVar("Value")
+log_z_of = uncompiled(api.partition_of)
 
 
 class SegmentDistribution:
-    """p(segmentation) of a batch of sequences; the arguments are those of `api.log_partition`.
-
-    Nothing is kept between calls: ask once for what is used twice.
+    """p(segmentation) of a batch of sequences; arguments as of `api.log_partition`. Nothing is kept between
+    calls: ask once for what is used twice.
     """
 
     def __init__(
@@ -48,17 +47,10 @@ class SegmentDistribution:
         backend: str = "auto",
         **terms: Tensor | None,
     ) -> None:
-        """`terms`: start_C, end_C and the optional terms of single segments.
-
-        Raises UsageError for shapes that do not fit, or an unknown backend.
-        """
+        """Raises UsageError for shapes that do not fit, or an unknown backend."""
         api.resolve_backend(backend, score_BTC)
         self.problem: Problem = make_problem(score_BTC, transition, duration_KC, lengths_B, **terms)
         self.backend = backend
-
-    def _by(self, function: Callable[..., Value], problem: Problem | None = None, **options: Any) -> Value:
-        """Call a function of api.py on this model, or on what is the same distribution."""
-        return function(**(problem or self.problem).arguments(), backend=self.backend, **options)
 
     def __repr__(self) -> str:
         batch, frames, longest, labels = self.problem.shape
@@ -67,16 +59,15 @@ class SegmentDistribution:
     @property
     def partition(self) -> Tensor:
         """log Z (B,), float64, differentiable."""
-        return self._by(api.log_partition)
+        return log_z_of(self.problem, self.backend)
 
     @property
     def posteriors(self) -> Posteriors:
-        """log Z and all expected counts."""
-        return self._by(api.posteriors)
+        return api.posteriors(self.problem, backend=self.backend)
 
     @property
     def marginals(self) -> Tensor:
-        """(B, T, C): the probability that frame t lies in a segment of label c; 0 in the padding."""
+        """(B, T, C): P(frame t lies in a segment of label c); 0 in the padding."""
         return self.posteriors.label_BTC
 
     def log_prob(self, value: Tensor | Sequence[Segmentation], starts_BT: Tensor | None = None) -> Tensor:
@@ -84,10 +75,10 @@ class SegmentDistribution:
 
         `value` holds segments (start, end exclusive, label), as `argmax` gives them, or labels (B, T), which
         mean maximal runs, or what begins where `starts_BT` is True. A segment of more than K frames has
-        log p = -inf. Raises UsageError for what does not tile a sequence, or labels out of range.
+        log p = -inf. Raises UsageError and ValueError for what does not fit.
         """
         level = api.level(self.problem)
-        log_z_B = self._by(api.log_partition, level)
+        log_z_B = log_z_of(level, self.backend)
         infeasible_B = torch.isneginf(log_z_B.detach())
         lengths_B, (_, frames, longest, labels) = self.problem.lengths_B, self.problem.shape
         if isinstance(value, Tensor):
@@ -99,7 +90,7 @@ class SegmentDistribution:
             starts_BT = run_starts(labels_BT) if starts_BT is None else starts_BT.to(lengths_B.device).bool()
             reject_labels(labels_BT, lengths_B, labels, starts_BT)
         elif starts_BT is None:
-            labels_BT, starts_BT = marked(value, self.problem, infeasible_B.tolist())
+            labels_BT, starts_BT = marked(value, self.problem, infeasible_B)
         else:
             raise UsageError("starts belong to labels: segments have their own")
         labels_BT, starts_BT = labels_BT.to(lengths_B.device), starts_BT.to(lengths_B.device)
@@ -112,22 +103,21 @@ class SegmentDistribution:
 
     def entropy(self) -> Tensor:
         """H(p) (B,) in nats, float64, differentiable."""
-        return self._by(api.entropy)
+        return api.entropy(self.problem, backend=self.backend)
 
     def argmax(self) -> list[list[Segment]]:
         """The most probable segmentation of each sequence; ties as in `api.viterbi`."""
-        return self._by(api.viterbi)[1]
+        return api.viterbi(self.problem, backend=self.backend)[1]
 
     def topk(self, k: int) -> list[list[tuple[float, list[Segment]]]]:
         """The k most probable segmentations of each sequence, (log p, segments), best first."""
         if k < 1:
             raise UsageError(f"k must be 1 or more, got {k}")
         level = api.level(self.problem)
-        pairs = zip(
-            self._by(api.kbest, level, count=k), self._by(api.log_partition, level).tolist(), strict=True
-        )
+        log_z_B = log_z_of(level, self.backend)
+        pairs = zip(api.kbest(level, count=k, backend=self.backend), log_z_B.tolist(), strict=True)
         return [[(score - log_z, path) for score, path in paths] for paths, log_z in pairs]
 
     def sample(self, n: int = 1, generator: torch.Generator | None = None) -> list[list[list[Segment]]]:
         """`n` exact, independent draws for each sequence, from torch's own stream or `generator`."""
-        return self._by(api.sample, samples=n, generator=generator)
+        return api.sample(self.problem, samples=n, generator=generator, backend=self.backend)

@@ -1,9 +1,6 @@
 """The semi-CRF as a module: projection, partition and gold path of one model, decoding, and its penalty.
 
-Gold path and partition share one definition of the score, so exp(-loss) is a probability. The first segment
-has `start_C` and no transition, the last has `end_C`, durations are 1..K with index duration - 1. A gold
-segment longer than K is split into pieces of K joined by self-transitions (or is an error, or takes its
-sequence out of the loss).
+Gold path and partition share one definition of the score, so exp(-loss) is a probability.
 """
 
 from __future__ import annotations
@@ -30,8 +27,7 @@ from lab.rooms.semicrf.model.problem import (
     whole_lengths,
 )
 from lab.rooms.semicrf.model.segments import gold_score, index_in_segment, reject_labels, run_starts
-from lab.rooms.semicrf.model.validation.points import Validator, backend_name
-from lab.rooms.semicrf.model.validation.watch import CRFWatch
+from lab.rooms.semicrf.model.validation import CRFWatch, Validator
 
 Partition = Callable[..., Tensor]
 IGNORED = -100
@@ -54,7 +50,8 @@ class SemiCRF(nn.Module):
     With `hidden_dim` a linear projection makes the scores; without, the input is the scores. `allowed_CC`
     (bool) is a grammar: transitions that are not allowed are -inf, with gradient 0. `duration_prior`, (K,) or
     (K, C), holds fixed scores of durations, such as log probabilities, to which the learned ones are added.
-    `validate` turns the validation points on.
+    A gold segment longer than K is split into pieces of K joined by self-transitions (or is an error, or
+    takes its sequence out of the loss). `validate` turns the validation points on.
 
     Every call takes the terms of single segments by name: `seg_start_BTC` of segments that start with a
     frame, `seg_end_BTC` of those that end with it, `segment_BTKC` of one segment, as model/problem.py says.
@@ -80,22 +77,24 @@ class SemiCRF(nn.Module):
         if over_long not in ("split", "error", "mask"):
             raise ValueError(f"over_long must be split, error or mask, got {over_long!r}")
         pairs, lasting = (num_classes, num_classes), (max_duration, num_classes)
-        if allowed_CC is not None and tuple(allowed_CC.shape) != pairs:
-            raise ValueError(f"allowed_CC must be {pairs}, got {tuple(allowed_CC.shape)}")
+        if allowed_CC is not None:
+            if tuple(allowed_CC.shape) != pairs:
+                raise ValueError(f"allowed_CC must be {pairs}, got {tuple(allowed_CC.shape)}")
+            allowed_CC = ~allowed_CC.bool()
         if duration_prior is not None:
             if tuple(duration_prior.shape) not in (lasting[:1], lasting):
                 shape = tuple(duration_prior.shape)
                 raise ValueError(f"duration_prior must be {lasting[:1]} or {lasting}, got {shape}")
-            duration_prior = duration_prior.detach().float().reshape(max_duration, -1).expand(lasting)
+            duration_prior = duration_prior.detach().float().reshape(max_duration, -1).expand(lasting).clone()
         self.projection = nn.Linear(hidden_dim, num_classes) if hidden_dim is not None else None
         self.transition_CC = nn.Parameter(0.1 * torch.randn(pairs))
         self.duration_KC = nn.Parameter(0.1 * torch.randn(lasting))
         self.start_C = nn.Parameter(torch.zeros(num_classes))
         self.end_C = nn.Parameter(torch.zeros(num_classes))
         self.forbidden_CC: Tensor | None
-        self.register_buffer("forbidden_CC", None if allowed_CC is None else ~allowed_CC.bool())
+        self.register_buffer("forbidden_CC", allowed_CC)
         self.prior_KC: Tensor | None
-        self.register_buffer("prior_KC", None if duration_prior is None else duration_prior.clone())
+        self.register_buffer("prior_KC", duration_prior)
         self.backend, self.over_long = backend, over_long
         self.validator = Validator() if validate else None
         self.partition: Partition = api.log_partition  # diagnose puts a planted fault here
@@ -114,7 +113,7 @@ class SemiCRF(nn.Module):
         reduction: str = "mean",
         **terms: Tensor | None,
     ) -> Any:
-        """Loss with labels, as `loss` gives it; without, {"partition": logZ_B, "scores": score_BTC}."""
+        """Loss with labels; without, {"partition": logZ_B, "scores": score_BTC}."""
         if labels_BT is not None:
             options: Any = {"mask": mask, "ignore_index": ignore_index, "reduction": reduction, **terms}
             return self.loss(hidden_BTH, lengths_B, labels_BT, starts_BT, **options)
@@ -169,7 +168,8 @@ class SemiCRF(nn.Module):
         gold_B = self.gold(score_BTC, labels_BT=labels_BT, starts_BT=starts_BT, lengths_B=lengths_B, **model)
         if self.validator:
             watched_B = torch.where(used_B, gold_B, torch.zeros_like(gold_B))
-            self.validator.gold(watched_B, score_BTC, model, labels_BT, starts_BT, lengths_B)
+            values = {"score_BTC": score_BTC, **model}
+            self.validator.gold(watched_B, values, labels_BT, starts_BT, lengths_B)
         nll_B = torch.where(torch.isneginf(gold_B), torch.inf, log_z_B.double() - gold_B)
         nll_B = torch.where(used_B, nll_B, torch.zeros_like(nll_B))
         if reduction == "none":
@@ -178,9 +178,8 @@ class SemiCRF(nn.Module):
             return nll_B.sum()
         count = used_B.sum()
         if reduction == "token_mean":
-            frames = used_B.new_full(used_B.shape, shape[1], dtype=torch.int64)
-            frames = frames if lengths_B is None else onto(lengths_B, used_B.device)
-            count = (frames * used_B).sum()
+            frames_B = shape[1] if lengths_B is None else onto(lengths_B, used_B.device)
+            count = (frames_B * used_B).sum()
         # Where every sequence left the loss it is 0, not NaN.
         return nll_B.sum() / count.clamp(min=1)
 
@@ -194,13 +193,13 @@ class SemiCRF(nn.Module):
         per_frame: bool = False,
         **terms: Tensor | None,
     ) -> Any:
-        """The best segmentation of every sequence, [Decoded, ...]; with `per_frame` the label of each frame,
-        (B, T) int64, -100 in the padding and where nothing is feasible.
+        """The best segmentations, [Decoded, ...]; with `per_frame` labels (B, T) int64, -100 in the padding
+        and where nothing is feasible.
         """
-        scores_B, segments = api.viterbi(**self._arguments(hidden_BTH, lengths_B, mask, terms))
+        p = self.distribution(hidden_BTH, lengths_B, mask=mask, **terms)
+        scores_B, segments = api.viterbi(p.problem, backend=self.backend)
         if not per_frame:
-            pairs = zip(scores_B.tolist(), segments, strict=True)
-            return [Decoded(score, path) for score, path in pairs]
+            return list(map(Decoded, scores_B.tolist(), segments))
         labels_BT = torch.full(hidden_BTH.shape[:2], IGNORED)
         for row_T, path in zip(labels_BT, segments, strict=True):
             for start, end, label in path:
@@ -218,9 +217,8 @@ class SemiCRF(nn.Module):
         generator: torch.Generator | None = None,
         **terms: Tensor | None,
     ) -> list[list[list[Segment]]]:
-        """`samples` exact, independent draws for every sequence, from torch's own stream or `generator`."""
-        arguments = self._arguments(hidden_BTH, lengths_B, mask, terms)
-        return api.sample(**arguments, samples=samples, generator=generator)
+        """`samples` exact, independent draws for every sequence; see `api.sample`."""
+        return self.distribution(hidden_BTH, lengths_B, mask=mask, **terms).sample(samples, generator)
 
     def distribution(
         self,
@@ -230,26 +228,13 @@ class SemiCRF(nn.Module):
         mask: Tensor | None = None,
         **terms: Tensor | None,
     ) -> SegmentDistribution:
-        """The distribution over the segmentations of every sequence, differentiable as the loss is."""
-        arguments = self._arguments(hidden_BTH, lengths_B, mask, terms)
-        return SegmentDistribution(transition=arguments.pop("transition_CC"), **arguments)
-
-    def _arguments(
-        self,
-        hidden_BTH: Tensor,
-        lengths_B: Tensor | None,
-        mask: Tensor | None,
-        terms: dict[str, Tensor | None],
-    ) -> dict[str, Any]:
-        """Arguments of the functions in api.py."""
+        """The distribution over segmentations, differentiable as the loss is."""
         lengths_B = lengths_of(hidden_BTH, lengths_B, mask)
-        score_BTC = self.scores(hidden_BTH, lengths_B)
-        return {
-            "score_BTC": score_BTC,
-            "lengths_B": lengths_B,
-            "backend": self.backend,
-            **self.model(**terms),
-        }
+        score_BTC, model = self.scores(hidden_BTH, lengths_B), self.model(**terms)
+        transition_CC = model.pop("transition_CC")
+        return SegmentDistribution(
+            score_BTC, transition_CC, lengths_B=lengths_B, backend=self.backend, **model
+        )
 
     def model(self, **terms: Tensor | None) -> dict[str, Any]:
         """All but the scores of frames, by the names of api.py. Raises UsageError for an unknown term."""
@@ -269,9 +254,8 @@ class SemiCRF(nn.Module):
         return self.transitions(0.0).abs().pow(p).sum() + self.duration_KC.abs().pow(p).sum()
 
     def scores(self, hidden_BTH: Tensor, lengths_B: Tensor | None) -> Tensor:
-        """Scores (B, T, C).
-
-        Frames past a sequence's end are zeroed first, because a NaN there must not reach a weight's gradient.
+        """Scores (B, T, C). Frames past a sequence's end are zeroed first, because a NaN there must not reach
+        a weight's gradient.
         """
         frames_BTH, inside_BT1 = hidden_BTH, None
         if lengths_B is not None:
@@ -290,20 +274,18 @@ class SemiCRF(nn.Module):
         if not self.validator:
             return self.partition(**model, lengths_B=lengths_B, backend=self.backend)
         model = {name: value.view_as(value) for name, value in model.items()}
-        name = backend_name(self.backend, score_BTC)
-        watch = CRFWatch(self.validator, model, lengths_B, name)
+        resolved = api.resolve_backend(self.backend, score_BTC)
+        watch = CRFWatch(self.validator, model, lengths_B, resolved)
         log_z_B = self.partition(**model, lengths_B=lengths_B, backend=self.backend, alarm=watch.posteriors)
         watch.partition(log_z_B, model)
         return log_z_B
 
     def transitions(self, forbidden: float = -torch.inf) -> Tensor:
-        """The parameter, with `forbidden` where the grammar allows none."""
         if self.forbidden_CC is None:
             return self.transition_CC
         return self.transition_CC.masked_fill(self.forbidden_CC, forbidden)
 
     def durations(self) -> Tensor:
-        """The parameter, and the prior if there is one."""
         return self.duration_KC if self.prior_KC is None else self.duration_KC + self.prior_KC
 
     def pieces(
@@ -317,13 +299,12 @@ class SemiCRF(nn.Module):
             over_BT = over_BT & inside(labels_BT.shape[1], lengths_B, labels_BT.device)
         over_B = over_BT.any(dim=1)
         if self.over_long == "error" and bool(over_B.any()):
+            place = f"[first b={int(over_B.nonzero()[0])}]"
             raise ValueError(
                 f"{int(over_B.sum())} sequences hold a gold segment longer than max_duration={longest} "
-                f"[first b={int(over_B.nonzero()[0])}]: "
-                "use over_long='split' or 'mask', or a larger max_duration"
+                f"{place}: use over_long='split' or 'mask', or a larger max_duration"
             )
-        used_B = ~over_B if self.over_long == "mask" else torch.ones_like(over_B)
-        return index_BT % longest == 0, used_B
+        return index_BT % longest == 0, ~over_B | (self.over_long != "mask")
 
     def magnitudes(self) -> tuple[float, float]:
         """max |transition| and max |duration bias|, of what is allowed."""
@@ -333,11 +314,11 @@ class SemiCRF(nn.Module):
 
 
 def lengths_of(hidden_BTH: Tensor, lengths_B: Tensor | None, mask_BT: Tensor | None) -> Tensor | None:
-    """The lengths, or those that a mask means. Raises UsageError, and ValueError for a mask with a hole."""
-    if mask_BT is None or lengths_B is not None:
-        if mask_BT is not None:
-            raise UsageError("lengths and mask both say where sequences end", fix="give one of them")
+    """The lengths, or those that a mask means. Raises UsageError and ValueError."""
+    if mask_BT is None:
         return None if lengths_B is None else whole_lengths(lengths_B, len(hidden_BTH))
+    if lengths_B is not None:
+        raise UsageError("lengths and mask both say where sequences end", fix="give one of them")
     if mask_BT.shape != hidden_BTH.shape[:2]:
         raise UsageError(f"mask must be {tuple(hidden_BTH.shape[:2])}, got {tuple(mask_BT.shape)}")
     mask_BT = mask_BT != 0

@@ -41,12 +41,11 @@ def beyond(log_z_B: Tensor, right_B: Tensor, dtype: torch.dtype) -> Tensor:
 
 
 def mass(label_BTC: Tensor, lengths_B: Tensor, log_z_B: Tensor) -> tuple[Tensor, Tensor]:
-    """Worst |sum_c P(t, c) - 1| of each sequence, (B,) float64, and the first frame that has it, (B,)
-    int64.
+    """Worst |sum_c P(t, c) - 1| of each sequence, (B,) float64, and the first frame that has it, (B,) int64.
 
-    NaN counts as inf. A sequence that nothing fits (log Z = -inf) has no mass to miss: 0. Never waits for a
-    GPU. Where labels are made of starts less ends, as all fast forms do, this follows the boundaries: a
-    boundary whose starts and ends are scaled alike leaves it at 1. That is for `mass_by_durations`.
+    NaN counts as inf, and a sequence that nothing fits has no mass to miss. Never waits for a GPU. Where
+    labels are made of starts less ends, as all fast forms do, this follows the boundaries: a boundary whose
+    starts and ends are scaled alike leaves it at 1. That is for `mass_by_durations`.
     """
     error_BT = (label_BTC.sum(-1, dtype=torch.float64) - 1).abs()
     error_BT = torch.where(torch.isnan(error_BT), torch.full_like(error_BT, float("inf")), error_BT)
@@ -57,9 +56,8 @@ def mass(label_BTC: Tensor, lengths_B: Tensor, log_z_B: Tensor) -> tuple[Tensor,
 
 
 def mass_by_durations(duration_BKC: Tensor, lengths_B: Tensor | int, log_z_B: Tensor) -> Tensor:
-    """|sum of k P(k, c) / L - 1| of each sequence, (B,) float64; 0 where nothing is feasible.
-
-    The mean mass of a frame, as the segments that cover it count it.
+    """|sum of k P(k, c) / L - 1| of each sequence, (B,) float64; 0 where nothing is feasible: the mean mass
+    of a frame, as the segments that cover it count it.
     """
     k = torch.arange(1, duration_BKC.shape[1] + 1, dtype=torch.float64, device=duration_BKC.device)
     error_B = ((duration_BKC.sum(-1, dtype=torch.float64) @ k) / lengths_B - 1).abs()

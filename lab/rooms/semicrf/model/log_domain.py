@@ -24,7 +24,7 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from lab.rooms.semicrf.model.ledger import mass
-from lab.rooms.semicrf.model.problem import Posteriors, Problem, masked
+from lab.rooms.semicrf.model.problem import FLOATS, Posteriors, Problem, masked
 
 LINE = 8
 """Labels are padded to a multiple of this by forbidden ones: libraries sum rows of other sizes in an order
@@ -46,11 +46,13 @@ class Terms:
             None if value is None else masked(problem, value).transpose(0, 1).contiguous()
             for value in (problem.seg_start_BTC, problem.seg_end_BTC)
         )
-        duration = problem.duration_KC if problem.duration_KC.dim() == 3 else problem.duration_KC[None]
-        self.duration_KBC = duration.double().transpose(0, 1)  # (K, 1, C) where all sequences share it
+        # One row, or (K, 1, C), where all sequences share them.
+        self.transition, duration = (
+            value.double() if value.dim() == 3 else value.double()[None]
+            for value in (problem.transition_CC, problem.duration_KC)
+        )
+        self.duration_KBC = duration.transpose(0, 1)
         self.start_C, self.end_C = problem.start_C.double(), problem.end_C.double()
-        transition = problem.transition if problem.transition.dim() == 3 else problem.transition[None]
-        self.transition = transition.double()  # (B or 1, C, C)
 
     def first(self) -> Tensor:
         """gamma at boundary 0, (B, C)."""
@@ -126,14 +128,12 @@ def padded(problem: Problem) -> Problem:
     padding = -problem.shape[3] % LINE
     if not padding:
         return problem
-    forbidden = dict.fromkeys(("score_BTC", "duration_KC", "start_C", "end_C", "transition"), -torch.inf)
-    sides = {
-        name: (0, padding, 0, padding) if name == "transition" else (0, padding) for name in problem.names()
-    }
-    values = zip(problem.names(), problem.floats(), strict=True)
-    return problem.with_floats(
-        [pad(value.double(), sides[name], value=forbidden.get(name, 0.0)) for name, value in values]
-    )
+
+    def widened(name: str, value: Tensor) -> Tensor:
+        sides = (0, padding, 0, padding) if name == "transition_CC" else (0, padding)
+        return pad(value.double(), sides, value=-torch.inf if name in FLOATS[:5] else 0.0)
+
+    return problem.with_floats([widened(*item) for item in problem.by_name().items()])
 
 
 def walk(problem: Problem) -> State:
@@ -166,7 +166,7 @@ def walk(problem: Problem) -> State:
 
 
 def log_partition(problem: Problem) -> Tensor:
-    """log Z (B,), float64, differentiable as often as one likes, also by torch.func."""
+    """Float64, differentiable as often as one likes, also by torch.func."""
     return walk(problem).log_z_B
 
 
@@ -183,13 +183,12 @@ def onward(terms: Terms, alpha_BC: Tensor, t: int) -> Tensor:
 
 @torch.no_grad()
 def posteriors(problem: Problem) -> Posteriors:
-    """All expected counts. An infeasible sequence has counts of zero."""
+    """All expected counts; of an infeasible sequence zero."""
     return backward(forward(problem))
 
 
 @torch.no_grad()
 def backward(state: State) -> Posteriors:
-    """All expected counts by the messages."""
     terms, problem = state.terms, state.problem
     batch, frames, longest, _ = problem.shape
     feasible_B = torch.isfinite(state.log_z_B)
@@ -247,13 +246,13 @@ def derived_posteriors(
     shapes: dict[str, tuple[int, ...]] = {
         **dict.fromkeys(("score_BTC", "seg_start_BTC", "seg_end_BTC"), (batch, frames, labels)),
         "duration_KC": (batch, longest, labels),
-        "transition": (batch, labels, labels),
+        "transition_CC": (batch, labels, labels),
     }
     if problem.segment_BTKC is not None:
         shapes["segment_BTKC"] = (batch, frames, longest, labels)
     steps = [new(shape, dtype=torch.float64) for shape in shapes.values()]
     values = {name: getattr(problem, name) for name in shapes} | {
-        "transition": problem.transition[None],
+        "transition_CC": problem.transition_CC[None],
         "duration_KC": problem.duration_KC[None],
     }
 
@@ -280,7 +279,7 @@ def derived_posteriors(
         by_name["seg_start_BTC"],
         by_name["seg_end_BTC"],
         by_name["duration_KC"],
-        by_name["transition"],
+        by_name["transition_CC"],
         *mass(label_BTC.detach(), problem.lengths_B, log_z_B.detach()),
         segment_BTKC=by_name.get("segment_BTKC"),
     )

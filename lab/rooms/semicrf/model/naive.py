@@ -37,7 +37,7 @@ def log_partition(problem: Problem, over: Sum = logsumexp) -> Tensor:
 def alone(problem: Problem, b: int) -> Problem:
     """Sequence `b` as a batch of one, with the model where each sequence has its own."""
     row = problem.rows([b])
-    model = {name: getattr(row, name) for name in ("transition", "duration_KC")}
+    model = {name: getattr(row, name) for name in ("transition_CC", "duration_KC")}
     return replace(row, **{name: value[0] if value.dim() > 2 else value for name, value in model.items()})
 
 
@@ -54,13 +54,13 @@ def _log_partition_of(problem: Problem, over: Sum) -> Tensor:
                 arcs.append(segment_C + start_C)
             else:
                 before_C1 = alpha[s - 1][:, None]
-                arcs.append(segment_C + over(before_C1 + problem.transition.double(), 0))
+                arcs.append(segment_C + over(before_C1 + problem.transition_CC.double(), 0))
         alpha.append(over(torch.stack(arcs), 0))
     return over(alpha[-1] + end_C, 0)
 
 
 def segment_score(problem: Problem, b: int, s: int, t: int) -> Tensor:
-    """What a segment over the frames s..t-1 of sequence `b` adds beside them, for each label: (C,)."""
+    """What a segment over the frames s..t-1 of sequence `b` adds beside them, (C,)."""
     total_C = problem.duration_KC.double()[t - s - 1]
     if problem.seg_start_BTC is not None:
         total_C = total_C + problem.seg_start_BTC[b, s].double()
@@ -73,7 +73,6 @@ def segment_score(problem: Problem, b: int, s: int, t: int) -> Tensor:
 
 @torch.no_grad()
 def posteriors(problem: Problem) -> Posteriors:
-    """All expected counts by autograd."""
     return derived_posteriors(problem.detached(), log_partition)
 
 
@@ -97,20 +96,16 @@ def path_terms(problem: Problem, b: int, path: Sequence[Segment]) -> Iterator[Te
         yield problem.score_BTC[b, start:end, label].double()
         yield segment_score(problem, b, start, end)[label]
         if previous is not None:
-            yield problem.transition[previous, label].double()
+            yield problem.transition_CC[previous, label].double()
         previous = label
 
 
 def path_score(problem: Problem, b: int, path: Sequence[Segment]) -> Tensor:
-    """The score of one segmentation of sequence `b`, a float64 scalar."""
     return torch.stack([term.sum() for term in path_terms(problem, b, path)]).sum()
 
 
 def enumerate_segmentations(problem: Problem, b: int) -> tuple[list[list[Segment]], Tensor]:
-    """All segmentations of sequence `b` and their scores (N,).
-
-    Only for tiny cases: N grows like (C + 1)^L.
-    """
+    """All segmentations of sequence `b` and their scores (N,). N grows like (C + 1)^L."""
     _, _, longest, labels = problem.shape
     paths = list(segmentations(int(problem.lengths_B[b]), longest, labels))
     return paths, torch.stack([path_score(problem, b, path) for path in paths])

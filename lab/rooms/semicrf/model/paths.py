@@ -15,10 +15,7 @@ from lab.rooms.semicrf.model.problem import Problem
 
 
 def best(problem: Problem, count: int) -> list[list[tuple[float, list[Segment]]]]:
-    """The `count` best segmentations of each sequence, best first; fewer if fewer exist.
-
-    The factorised recursion with lists of the `count` best for sums, O(T (C^2 + K C)) of them.
-    """
+    """The `count` best segmentations of each sequence, best first; fewer if fewer exist."""
     _, frames, _, labels = problem.shape
     # No sequence has more segmentations; after 64 frames their number is beyond any count.
     count = min(count, labels * (labels + 1) ** (min(frames, 64) - 1))
@@ -98,8 +95,7 @@ def sample(problem: Problem, samples: int, seed: int) -> list[list[list[Segment]
     alpha_TBC, gamma_TBC, frame_TBC = (
         value.cpu().numpy()[..., :labels] for value in (state.alpha_TBC, state.gamma_TBC, state.frame_TBC)
     )
-    named = zip(problem.names(), problem.floats(), strict=True)
-    model = {name: value.detach().double().cpu().numpy() for name, value in named}
+    model = {name: x.detach().double().cpu().numpy() for name, x in problem.by_name().items()}
     # numpy's generator on the host: a seed draws the same on every device.
     dice = np.random.default_rng(seed)
     feasible_B = torch.isfinite(state.log_z_B).cpu().numpy()
@@ -123,7 +119,7 @@ def sample(problem: Problem, samples: int, seed: int) -> list[list[list[Segment]
         inner = start > 0
         walker, b, end, label = walker[inner], b[inner], start[inner], label[inner]
         if len(walker):
-            label = drawn(alpha_TBC[end, b] + model["transition"].T[label], dice)
+            label = drawn(alpha_TBC[end, b] + model["transition_CC"].T[label], dice)
     return [[path[::-1] for path in paths[b * samples : (b + 1) * samples]] for b in range(batch)]
 
 

@@ -42,16 +42,14 @@ transforming = getattr(torch._C, "_are_functorch_transforms_active", lambda: Fal
 
 @dataclass(frozen=True)
 class Problem:
-    """One batch, checked: score (B, T, C), transition (C, C), duration (K, C), lengths (B,) int64, start and
-    end (C,).
+    """One batch, checked, by the names of api.py's arguments; terms of single segments may be None.
 
-    The terms of single segments are None where not given. Counts are derivatives by each sequence's model:
-    for them duration is (B, K, C) and transition (B, C, C). Numbers and lengths are `admitted`, but not for
-    the CUDA kernels, which look at them on their way.
+    Counts are derivatives by each sequence's model: for them duration is (B, K, C) and transition (B, C, C).
+    Numbers and lengths are `admitted`, but not for the CUDA kernels, which look at them on their way.
     """
 
     score_BTC: Tensor
-    transition: Tensor
+    transition_CC: Tensor
     duration_KC: Tensor
     lengths_B: Tensor
     start_C: Tensor
@@ -78,24 +76,25 @@ class Problem:
         return tuple(name for name in FLOATS if getattr(self, name) is not None)
 
     def floats(self) -> tuple[Tensor, ...]:
-        """The values of `names()`: five, and those terms of single segments that are given."""
+        """The values of `names()`."""
         return attrgetter(*self.names())(self)
 
     def arguments(self) -> dict[str, Any]:
         """The model as the functions in api.py take it."""
-        values = dict(zip(self.names(), self.floats(), strict=True))
-        return {"transition_CC": values.pop("transition"), **values, "lengths_B": self.lengths_B}
+        return {**self.by_name(), "lengths_B": self.lengths_B}
+
+    def by_name(self) -> dict[str, Tensor]:
+        return dict(zip(self.names(), self.floats(), strict=True))
 
     def with_floats(self, values: Sequence[Tensor]) -> Problem:
-        """Copy the model with other values, in the order of `names()`."""
+        """The model with other values, in the order of `names()`."""
         return replace(self, **dict(zip(self.names(), values, strict=True)))
 
     def rows(self, numbers: Tensor | list[int]) -> Problem:
-        """Select some sequences of the batch by their numbers or a mask."""
+        """Some sequences of the batch, by their numbers or a mask."""
         index = torch.as_tensor(numbers, device=self.lengths_B.device)
-        per_sequence = ["score_BTC", "lengths_B", *self.names()[5:]]
-        per_sequence += ["transition"] if self.transition.dim() > 2 else []
-        per_sequence += ["duration_KC"] if self.duration_KC.dim() > 2 else []
+        model = [name for name in ("transition_CC", "duration_KC") if getattr(self, name).dim() > 2]
+        per_sequence = ("score_BTC", "lengths_B", *model, *self.names()[5:])
         return replace(self, **{name: getattr(self, name)[index] for name in per_sequence})
 
     def detached(self) -> Problem:
@@ -144,7 +143,7 @@ class Posteriors:
         return tuple(by_name[name] for name in problem.names())  # type: ignore[misc]  # given with its scores
 
     def replace_rows(self, rows: Tensor, counts: Posteriors) -> None:
-        """Replace counts and masses of these sequences by those of `counts`, in place; log Z stays."""
+        """Put the counts and masses of these sequences in place; log Z stays."""
         for name in COUNTS:
             value = getattr(self, name)
             if value is not None:
@@ -162,9 +161,6 @@ class Posteriors:
 
 PROBABILITIES = ("label_BTC", "starts_BTC", "ends_BTC", "segment_BTKC")
 COUNTS = tuple(f.name for f in fields(Posteriors) if f.name not in ("log_z_B", "imbalance_B", "fetched"))
-
-NAMES = ("score", "transition", "duration", "start", "end", "seg_start", "seg_end", "segment")
-"""Of FLOATS, in messages."""
 
 
 def make_problem(
@@ -187,11 +183,11 @@ def make_problem(
     """
     extras = (seg_start_BTC, seg_end_BTC, segment_BTKC)
     values = (score_BTC, transition_CC, duration_KC, start_C, end_C, *extras)
-    for name, value in zip(NAMES, values, strict=True):
-        if not isinstance(value, Tensor) and (value is not None or name in NAMES[:3]):
-            raise UsageError(f"{name} must be a tensor, got {type(value).__name__}")
+    for name, value in zip(FLOATS, values, strict=True):
+        if not isinstance(value, Tensor) and (value is not None or name in FLOATS[:3]):
+            raise UsageError(f"{plain_name(name)} must be a tensor, got {type(value).__name__}")
         if value is not None and value.is_complex():
-            raise UsageError(f"{name} must be real, got {value.dtype}")
+            raise UsageError(f"{plain_name(name)} must be real, got {value.dtype}")
     if score_BTC.dim() != 3:
         raise UsageError(f"score must be 3D (batch, T, labels), got {score_BTC.dim()}D")
     batch, frames, labels = score_BTC.shape
@@ -208,12 +204,17 @@ def make_problem(
     end_C = score_BTC.new_zeros(labels) if end_C is None else end_C
     per_frame = (batch, frames, labels)
     shapes = ((labels,), (labels,), per_frame, per_frame, (batch, frames, longest, labels))
-    for name, value, shape in zip(NAMES[3:], (start_C, end_C, *extras), shapes, strict=True):
+    for name, value, shape in zip(FLOATS[3:], (start_C, end_C, *extras), shapes, strict=True):
         if value is not None and tuple(value.shape) != shape:
-            raise UsageError(f"{name} must be {shape}, got {tuple(value.shape)}")
+            raise UsageError(f"{plain_name(name)} must be {shape}, got {tuple(value.shape)}")
     lengths_B = checked_lengths(lengths_B, batch, frames, score_BTC.device, look=not for_kernels)
     problem = Problem(score_BTC, transition_CC, duration_KC, lengths_B, start_C, end_C, *extras)
     return problem if for_kernels else admitted(problem)
+
+
+def plain_name(name: str) -> str:
+    """Of an input, in messages."""
+    return name.rpartition("_")[0]
 
 
 def admitted(problem: Problem) -> Problem:
@@ -223,7 +224,7 @@ def admitted(problem: Problem) -> Problem:
     depend on a value, refuses nothing: there log Z is NaN.
     """
     changes = {}
-    for name, value in zip(problem.names(), problem.floats(), strict=True):
+    for name, value in problem.by_name().items():
         limit = highest_forbidden(value.dtype)
         if not hidden(value):
             low, high = (float(extreme) for extreme in torch.aminmax(value.detach()))
@@ -254,13 +255,22 @@ def highest_forbidden(dtype: torch.dtype) -> float:
 
 
 def refuse(problem: Problem, name: str) -> None:
-    """Raise BadDataError where a sequence meets a NaN, +inf or a number above LIMIT in this input."""
-    value = read(problem, name)
+    """Raise BadDataError where a sequence meets a number that is refused, so not in the padding, nor in
+    segments beyond the end.
+    """
+    value: Tensor = getattr(problem, name).detach().double()
+    if name not in FLOATS[1:5]:
+        value = masked(problem, value)
+    if name == "segment_BTKC":
+        frame_T = torch.arange(value.shape[1], device=value.device)
+        last_TK = frame_T[:, None] + torch.arange(value.shape[2], device=value.device)
+        beyond_BTK = last_TK >= problem.lengths_B[:, None, None]
+        value = value.masked_fill(beyond_BTK[..., None], 0.0)
     refused = ~(value <= LIMIT)
     if not bool(refused.any()):
         return
     index = [int(i) for i in refused.nonzero()[0].tolist()]
-    number, title = float(value[tuple(index)]), NAMES[FLOATS.index(name)]
+    number, title = float(value[tuple(index)]), plain_name(name)
     location = f"sequence {index[0]}, frame {index[1]}" if name == "score_BTC" else f"{title}{index}"
     raise BadDataError(
         f"{title} is {number:g}, and numbers must not be NaN or above {LIMIT:g}",
@@ -269,26 +279,11 @@ def refuse(problem: Problem, name: str) -> None:
     )
 
 
-def read(problem: Problem, name: str) -> Tensor:
-    """The values of an input in float64, with 0 where no sequence looks: in the padding, and in segments
-    beyond the end.
-    """
-    value: Tensor = getattr(problem, name).detach().double()
-    if name in FLOATS[1:5]:
-        return value
-    if name == "segment_BTKC":
-        frame_T = torch.arange(value.shape[1], device=value.device)
-        last_TK = frame_T[:, None] + torch.arange(value.shape[2], device=value.device)
-        beyond_BTK = last_TK >= problem.lengths_B[:, None, None]
-        value = value.masked_fill(beyond_BTK[..., None], 0.0)
-    return masked(problem, value)
-
-
 def checked_lengths(
     lengths_B: Tensor | None, batch: int, frames: int, device: torch.device, *, look: bool = True
 ) -> Tensor:
-    """Lengths as int64 on `device`. Raises UsageError for one out of 1..T, which is not seen if it lies on a
-    GPU and `look` is false, or under vmap.
+    """Lengths as int64 on `device`. Raises UsageError for one out of 1..T, which is not seen on a GPU unless
+    `look`, or under vmap.
     """
     if lengths_B is None:
         return torch.full((batch,), frames, dtype=torch.int64, device=device)
@@ -299,7 +294,6 @@ def checked_lengths(
 
 
 def reject_lengths(lengths_B: Tensor, frames: int) -> None:
-    """Raise UsageError for a length out of 1..T."""
     low, high = (int(extreme) for extreme in torch.aminmax(lengths_B))
     if low < 1:
         raise UsageError(f"lengths must be positive, got min={low}")
@@ -335,7 +329,7 @@ def onto(value: Tensor, device: torch.device) -> Tensor:
 
 
 def masked(problem: Problem, value_BTX: Tensor) -> Tensor:
-    """Float64, with zeros at the frames of the padding, so that nothing there (NaN too) is ever used."""
+    """Float64, with zeros in the padding, so that nothing there (NaN too) is ever used."""
     inside_BT = inside(problem.shape[1], problem.lengths_B)
     value = value_BTX.double()
     inside_BTX = inside_BT.view(*inside_BT.shape, *(1,) * (value.dim() - 2))

@@ -14,7 +14,9 @@ from lab.rooms.semicrf.model.problem import Problem, highest_forbidden, inside, 
 Segmentation = Sequence[Segment]
 
 
-def marked(value: Sequence[Segmentation], problem: Problem, infeasible: list[bool]) -> tuple[Tensor, Tensor]:
+def marked(
+    value: Sequence[Segmentation], problem: Problem, infeasible_B: Tensor | None = None
+) -> tuple[Tensor, Tensor]:
     """(labels, starts), (B, T), of one segmentation of each sequence, which tiles it, or is empty where
     nothing is feasible. Raises UsageError.
     """
@@ -36,24 +38,24 @@ def marked(value: Sequence[Segmentation], problem: Problem, infeasible: list[boo
             if end <= length:
                 labels_BT[b, int(start) : int(end)], starts_BT[b, int(start)] = int(label), True
             cursor = int(end)
-        if cursor != length and not (infeasible[b] and not path):
+        empty = infeasible_B is not None and bool(infeasible_B[b]) and not path
+        if cursor != length and not empty:
             raise UsageError(f"sequence {b}: its segments cover {cursor} of {length} frames")
     return labels_BT, starts_BT
 
 
 def reject_labels(
-    labels_BT: Tensor, lengths_B: Tensor | None, classes: int, starts_BT: Tensor | None = None
+    labels_BT: Tensor, lengths_B: Tensor | None, classes: int, starts_BT: Tensor | None
 ) -> None:
     """Raise ValueError for the first label of a sequence that is out of range, or that changes inside a
     segment, where starts are given. torch.func, which takes no branch, refuses nothing.
     """
     if transforming():
         return
-    outside_BT = (labels_BT < 0) | (labels_BT >= classes)
-    changed_BT = torch.zeros_like(outside_BT)
+    wrong_BT = outside_BT = (labels_BT < 0) | (labels_BT >= classes)
     if starts_BT is not None:
-        changed_BT[:, 1:] = (labels_BT[:, 1:] != labels_BT[:, :-1]) & ~starts_BT[:, 1:]
-    wrong_BT = outside_BT | changed_BT
+        wrong_BT = outside_BT.clone()
+        wrong_BT[:, 1:] |= (labels_BT[:, 1:] != labels_BT[:, :-1]) & ~starts_BT[:, 1:]
     if lengths_B is not None:
         wrong_BT = wrong_BT & inside(labels_BT.shape[1], lengths_B, labels_BT.device)
     if not bool(wrong_BT.any()):
@@ -84,8 +86,7 @@ def gold_score(
     seg_end_BTC: Tensor | None = None,
     segment_BTKC: Tensor | None = None,
 ) -> Tensor:
-    """(B,) float64: the score of the segmentation that labels and segment starts describe; segments are at
-    most K long.
+    """(B,) float64: the score of the segmentation that labels and segment starts describe.
 
     No loop and no read-back: a segment's duration is the index of its last frame within it.
     """

@@ -11,7 +11,7 @@ import math
 import warnings
 import zipfile
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -23,45 +23,46 @@ from lab.core.files import write_atomic
 from lab.errors import BadDataError
 from lab.rooms.semicrf.model import api
 from lab.rooms.semicrf.model.autograd import MendedCounts
-from lab.rooms.semicrf.model.problem import inside
+from lab.rooms.semicrf.model.problem import FLOATS, Problem, inside
 
 Partition = Callable[..., Tensor]
+Row = dict[str, Any]
+"""What a check or a probe found: its name, its value beside its limit, and the answer in a sentence."""
 MOST_BYTES = 1 << 30
 
 
+def finite_number(value: float | Tensor) -> float | None:
+    """JSON has no NaN and no infinity."""
+    number = float(value)
+    return number if math.isfinite(number) else None
+
+
+def words_of(error: Exception) -> str:
+    """An error in one line."""
+    return f"{type(error).__name__}: {(str(error).splitlines() or [''])[0]}"
+
+
 @dataclass(frozen=True)
-class Case:
-    """score (B, T, C), transition (C, C), duration (K, C), lengths (B,), start and end (C,)."""
-
-    score_BTC: Tensor
-    transition_CC: Tensor
-    duration_KC: Tensor
-    lengths_B: Tensor
-    start_C: Tensor
-    end_C: Tensor
-
-    def inputs(self) -> dict[str, Tensor]:
-        """The arguments of the functions in api.py."""
-        return {field.name: getattr(self, field.name) for field in fields(self)}
+class Case(Problem):
+    """A problem as it was given: nothing in it is admitted yet."""
 
     def to(self, device: torch.device | str | None = None, dtype: torch.dtype | None = None) -> Case:
         """Floats to `dtype`, all but the lengths to `device`."""
-        moved = {
-            field.name: getattr(self, field.name).to(device=device, dtype=dtype)
-            for field in fields(self)
-            if field.name != "lengths_B"
-        }
+        moved = {name: value.to(device=device, dtype=dtype) for name, value in self.by_name().items()}
         return replace(self, **moved)
 
-    def rows(self, index: list[int]) -> Case:
+    def only(self, index: list[int]) -> Case:
+        """Some sequences, without the padding that is left by the others."""
         lengths = self.lengths_B[index]
-        return replace(
-            self, score_BTC=self.score_BTC[index][:, : max(1, int(lengths.max()))], lengths_B=lengths
-        )
+        score_BTC = self.score_BTC[index][:, : max(1, int(lengths.max()))]
+        return replace(self, score_BTC=score_BTC, lengths_B=lengths)
 
     def cut(self, frames: int) -> Case:
         """The first `frames` frames of every sequence."""
         return replace(self, score_BTC=self.score_BTC[:, :frames], lengths_B=self.lengths_B.clamp(max=frames))
+
+    def without_last(self, frames: int) -> Case:
+        return self.cut(int(self.lengths_B.max()) - frames)
 
     def without_first(self, frames: int) -> Case:
         return replace(self, score_BTC=self.score_BTC[:, frames:], lengths_B=self.lengths_B - frames)
@@ -74,9 +75,8 @@ class Case:
 
     def save(self, path: Path) -> None:
         data = io.BytesIO()
-        np.savez_compressed(
-            data, **{f.name: getattr(self, f.name).detach().cpu().numpy() for f in fields(self)}
-        )
+        arrays = {name: value.detach().cpu().numpy() for name, value in self.arguments().items()}
+        np.savez_compressed(data, **arrays)
         write_atomic(path, data.getvalue())
 
     @classmethod
@@ -87,7 +87,8 @@ class Case:
                 if sum(entry.file_size for entry in archive.infolist()) > MOST_BYTES:
                     raise BadDataError("a case of more than 1 GiB when unpacked", location=path)
             with np.load(path, allow_pickle=False) as arrays:
-                return cls(**{field.name: torch.from_numpy(arrays[field.name]) for field in fields(cls)})
+                names = ("lengths_B", *FLOATS[:5])
+                return cls(**{name: torch.from_numpy(arrays[name]) for name in names})
         except (OSError, ValueError, KeyError, TypeError, zipfile.BadZipFile) as error:
             raise BadDataError(f"not a semi-CRF case: {error}", location=path) from error
 
@@ -102,29 +103,26 @@ def poison_free_memory(device: torch.device, amount_bytes: int = 256 << 20) -> N
 
 
 def random_case(
-    dice: Any,
-    batch: int,
-    frames: int,
-    longest: int,
-    classes: int,
+    dice: torch.Generator | int,
+    shape: Sequence[int],
     *,
     scale: float = 1.0,
     dtype: torch.dtype = torch.float64,
 ) -> Case:
-    """Normal scores and parameters, lengths 1..frames with one full; `dice` is a torch.Generator."""
+    """Normal scores and parameters of a shape (B, T, K, C), by a seed or a generator; lengths 1..T with one
+    full.
+    """
+    batch, frames, longest, classes = shape
+    generator = torch.Generator().manual_seed(dice) if isinstance(dice, int) else dice
 
     def normal(*shape: int) -> Tensor:
-        return scale * torch.randn(*shape, generator=dice, dtype=dtype)
+        return scale * torch.randn(*shape, generator=generator, dtype=dtype)
 
-    lengths = torch.randint(1, frames + 1, (batch,), generator=dice)
-    lengths[0] = frames
+    lengths_B = torch.randint(1, frames + 1, (batch,), generator=generator)
+    lengths_B[0] = frames
+    per_frame, pairs, lasting = (batch, frames, classes), (classes, classes), (longest, classes)
     return Case(
-        normal(batch, frames, classes),
-        normal(classes, classes),
-        normal(longest, classes),
-        lengths,
-        normal(classes),
-        normal(classes),
+        normal(*per_frame), normal(*pairs), normal(*lasting), lengths_B, normal(classes), normal(classes)
     )
 
 
@@ -144,17 +142,17 @@ class Solution:
     end_C: Tensor
     mended: str | None = None
 
-    def tensors(self) -> list[tuple[str, Tensor]]:
-        return [(field.name, getattr(self, field.name)) for field in fields(self) if field.name != "mended"]
+    def tensors(self) -> dict[str, Tensor]:
+        return {name: value for name, value in vars(self).items() if name != "mended"}
 
     def errors(self, exact: Solution) -> dict[str, float]:
         """The largest error of each tensor's values, relative beyond 1; inf for NaN."""
-        pairs = zip(self.tensors(), exact.tensors(), strict=True)
-        return {name: largest_error(value.double().cpu(), right) for (name, value), (_, right) in pairs}
+        values = self.tensors().items()
+        return {name: largest_error(value.double().cpu(), getattr(exact, name)) for name, value in values}
 
-    def first_nonfinite(self, lengths_B: Tensor) -> str | None:
+    def first_nonfinite(self) -> str | None:
         """The first invalid tensor; log Z may be -inf, and its gradients are then 0."""
-        for name, tensor in self.tensors():
+        for name, tensor in self.tensors().items():
             bad = torch.isnan(tensor) | (tensor == float("inf"))
             if name != "logZ_B":
                 bad = ~torch.isfinite(tensor)
@@ -176,8 +174,7 @@ def solve(case: Case, partition: Partition | str, weight_B: Tensor | None = None
     """
     if isinstance(partition, str):
         partition = functools.partial(api.log_partition, backend=partition)
-    names = ("score_BTC", "transition_CC", "duration_KC", "start_C", "end_C")
-    leaves = {name: getattr(case, name).detach().clone().requires_grad_() for name in names}
+    leaves = {name: value.detach().clone().requires_grad_() for name, value in case.by_name().items()}
     with warnings.catch_warnings(record=True) as raised:
         warnings.simplefilter("always")
         logZ_B = partition(**leaves, lengths_B=case.lengths_B)
@@ -186,20 +183,17 @@ def solve(case: Case, partition: Partition | str, weight_B: Tensor | None = None
     grads = {
         name: leaf.grad if leaf.grad is not None else torch.zeros_like(leaf) for name, leaf in leaves.items()
     }
-    return Solution(logZ_B.detach(), **grads, mended=_mended(raised))
-
-
-def _mended(raised: Sequence[warnings.WarningMessage]) -> str | None:
-    """The first warning of mended counts; every other warning is passed on."""
-    messages = [str(warning.message) for warning in raised if issubclass(warning.category, MendedCounts)]
+    mended = []
     for warning in raised:
-        if not issubclass(warning.category, MendedCounts):
+        if issubclass(warning.category, MendedCounts):
+            mended.append(str(warning.message))
+        else:
             warnings.warn_explicit(warning.message, warning.category, warning.filename, warning.lineno)
-    return messages[0] if messages else None
+    return Solution(logZ_B.detach(), **grads, mended=mended[0] if mended else None)
 
 
 def same_bits(left: Solution, right: Solution) -> bool:
-    return all(bits_equal(a, b) for (_, a), (_, b) in zip(left.tensors(), right.tensors(), strict=True))
+    return all(bits_equal(value, getattr(right, name)) for name, value in left.tensors().items())
 
 
 def bits_equal(a: Tensor, b: Tensor) -> bool:
@@ -210,7 +204,7 @@ def bits_equal(a: Tensor, b: Tensor) -> bool:
 
 def mass_error(case: Case, solution: Solution) -> float:
     """How far the gradient by the scores is from a probability for each label of each frame: its sum over the
-    labels from 1, and a number from 0 to 1; 0 is perfect. Infeasible sequences have no mass.
+    labels from 1, and a number from 0 to 1. Infeasible sequences have no mass.
     """
     alive_B = torch.isfinite(solution.logZ_B).cpu()
     inside_BT = inside(case.score_BTC.shape[1], case.lengths_B * alive_B)
@@ -220,19 +214,16 @@ def mass_error(case: Case, solution: Solution) -> float:
 
 
 def difference(case: Case, solution: Solution) -> str | None:
-    """What in `solution` differs from the plain float64 reference by more than float32 may; None if nothing
-    does.
-    """
+    """What in `solution` differs from the plain float64 reference by more than float32 may, if anything."""
     if solution.mended:
         return solution.mended
     exact = solve(case.to("cpu", torch.float64), "naive")
-    bad = solution.first_nonfinite(case.lengths_B)
+    bad = solution.first_nonfinite()
     if bad:
         return f"not finite: {bad}; float64 has log Z = {exact.logZ_B.tolist()}"
     frames = exact.score_BTC.shape[1]
     logZ, posterior = solution.logZ_B.double().cpu(), solution.score_BTC[:, :frames].double().cpu()
-    apart = torch.where(logZ == exact.logZ_B, torch.zeros_like(logZ), (logZ - exact.logZ_B).abs())
-    gap = float(apart.max())
+    gap = float(torch.where(logZ == exact.logZ_B, 0.0, (logZ - exact.logZ_B).abs()).max())
     if gap > 1e-7 * float(exact.logZ_B.nan_to_num(neginf=0.0).abs().max()) + 1e-4:
         return f"log Z differs by {gap:.3g}: {logZ.tolist()} against {exact.logZ_B.tolist()} in float64"
     off = (posterior - exact.score_BTC).abs()
@@ -273,10 +264,10 @@ def shrunk(case: Case, fails: Callable[[Case], bool]) -> Case:
     possible.
     """
     for b in range(len(case.lengths_B)):
-        if fails(case.rows([b])):
-            case = case.rows([b])
+        if fails(case.only([b])):
+            case = case.only([b])
             break
-    for smaller in (_without_last, Case.without_first):
+    for smaller in (Case.without_last, Case.without_first):
         step = int(case.lengths_B.max()) // 2
         while step >= 1:
             remaining = int(case.lengths_B.min()) - step
@@ -286,10 +277,6 @@ def shrunk(case: Case, fails: Callable[[Case], bool]) -> Case:
             else:
                 step //= 2
     return case
-
-
-def _without_last(case: Case, frames: int) -> Case:
-    return case.cut(int(case.lengths_B.max()) - frames)
 
 
 def save_reproducer(case: Case, folder: Path, *, backend: str, padding: int) -> list[str]:

@@ -12,7 +12,8 @@ reproducer goes into reproducer/ if a backend is found wrong.
 
 from __future__ import annotations
 
-import argparse
+import hashlib
+import itertools
 import math
 import sys
 from collections.abc import Iterator, Sequence
@@ -20,8 +21,9 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-import msgspec
+import numpy as np
 import torch
+from msgspec.structs import replace
 
 from lab.core.words import first_few
 from lab.errors import BadDataError, LabError
@@ -29,41 +31,137 @@ from lab.rooms.semicrf.config import PLAINER, DiagnoseConfig
 from lab.rooms.semicrf.model import api
 from lab.rooms.semicrf.model.head import SemiCRF
 from lab.rooms.semicrf.model.problem import inside
-from lab.rooms.semicrf.workload.cases import Case, difference, random_case, save_reproducer, shrunk
-from lab.rooms.semicrf.workload.cells import cells, prepared
-from lab.rooms.semicrf.workload.common import begin, log
+from lab.rooms.semicrf.workload.cases import (
+    Case,
+    Row,
+    difference,
+    finite_number,
+    poison_free_memory,
+    random_case,
+    save_reproducer,
+    shrunk,
+    words_of,
+)
+from lab.rooms.semicrf.workload.common import begin, log, log_drift
 from lab.rooms.semicrf.workload.corpus.load import load_corpus
-from lab.rooms.semicrf.workload.corpus.utterances import Corpus
-from lab.rooms.semicrf.workload.probes import Row, row
-from lab.rooms.semicrf.workload.probes.kernel import PADDING, Kernel, kernel_probes
+from lab.rooms.semicrf.workload.corpus.utterances import Corpus, batches, cropped
+from lab.rooms.semicrf.workload.probes.kernel import PADDING, Kernel, kernel_probes, row
 from lab.rooms.semicrf.workload.probes.linter import objective_probes
 from lab.rooms.semicrf.workload.probes.named import kernel_named
-from lab.rooms.semicrf.workload.training import plant_objective, to_batch
-from lab.workload.start import read_config, write_json
+from lab.rooms.semicrf.workload.training import (
+    Tagger,
+    epoch_order,
+    make_tagger,
+    over_long_segments,
+    plant_objective,
+    to_batch,
+    train_step,
+)
+from lab.workload.start import write_json
 
 PROBED = 4  # sequences of the probed batch
 FRAMES = 60  # and frames of each: float64 from the definition takes a while
+REG = 0.01
+POISON_BYTES = 16 << 20  # several times what a step of the smoke preset allocates
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-    parser = argparse.ArgumentParser(prog="lab.rooms.semicrf.workload.diagnose")
-    parser.add_argument("--config", required=True, type=Path)
-    parser.add_argument("--part", required=True, choices=list(PARTS))
-    parser.add_argument("--backend", required=True)
-    args, device = begin(parser, argv)
-    config = read_config(args.config, DiagnoseConfig)
+    args, config, device = begin("diagnose", DiagnoseConfig, argv, "--part", "--backend")
     tested = api.resolve_backend(args.backend, torch.zeros(1, 1, 1, device=device))
-    config = msgspec.structs.replace(config, train=msgspec.structs.replace(config.train, backends=[tested]))
+    config = replace(config, train=replace(config.train, backends=[tested]))
     ran = {"tested": tested, "reference": PLAINER[tested], "device": device.type}
     if config.partition:
         sys.path.insert(0, config.import_path)
-        ran = {"tested": config.partition, "reference": "", "device": device.type}
+        ran |= {"tested": config.partition, "reference": ""}
     write_json(args.out / f"{args.part}.json", {**ran, **PARTS[args.part](config, tested, device, args.out)})
+
+
+# The matrix: short trainings of one backend, each with its outcome.
+
+
+def cells(config: DiagnoseConfig, backend: str, device: torch.device, out: Path) -> dict[str, Any]:
+    corpus = load_corpus(config.train)
+    typical = int(np.median([len(u.features) for u in corpus.train]))
+    fixed = cropped(corpus, config.train.fixed_length or max(1, min(200, typical)))
+    cases = itertools.product(
+        (("variable", corpus), ("fixed", fixed)), (0.0, REG), range(config.repeats), range(config.orders)
+    )
+    rows = []
+    for (lengths, data), reg, repeat, order in cases:
+        cell = {"backend": backend, "lengths": lengths, "reg": reg, "repeat": repeat, "order": order}
+        rows.append({**cell, **training(config, data, backend, device, reg, order)})
+        names = ("outcome", "backend", "lengths", "reg", "repeat", "order")
+        text = "%-6s %-6s lengths %-8s reg %-4g repeat %d order %d  %s"
+        log.info(text, *(rows[-1][name] for name in names), rows[-1]["message"] or "")
+    return {"cells": rows, "fixed_length": len(fixed.train[0].features) if fixed.train else None}
 
 
 def reference_cells(config: DiagnoseConfig, tested: str, device: torch.device, out: Path) -> dict[str, Any]:
     """The matrix on the plainer backend. Repeats would look for a race in it, which is not the question."""
-    return cells(msgspec.structs.replace(config, repeats=1), PLAINER[tested], device, out)
+    return cells(replace(config, repeats=1), PLAINER[tested], device, out)
+
+
+def training(
+    config: DiagnoseConfig, corpus: Corpus, backend: str, device: torch.device, reg: float, order: int
+) -> dict[str, Any]:
+    """Train for `config.steps` steps, in batches by an order; -> outcome, the first message of a validation
+    point, a digest of the exact bits of all weights.
+    """
+    if not corpus.train:
+        return {"outcome": "skipped", "message": "no utterance is as long", "step": 0}
+    settings, tagger = config.train, prepared(config, corpus, backend, device, reg)
+    optimizer = torch.optim.AdamW(tagger.parameters(), lr=settings.lr)
+    trail: list[dict[str, float]] = []
+    message = None
+    endless = itertools.chain.from_iterable(
+        batches(
+            corpus.train, settings.batch_size, epoch_order(len(corpus.train), settings.seed + order, epoch)
+        )
+        for epoch in itertools.count()
+    )
+    for chosen in itertools.islice(endless, config.steps):
+        poison_free_memory(device, POISON_BYTES)
+        try:
+            loss, norm = map(float, train_step(tagger, optimizer, to_batch(chosen, device), settings.clip))
+            tagger.head.validator.settle(wait=True)
+        except (ValueError, RuntimeError, LabError) as error:
+            message = words_of(error)  # of a validation point
+            break
+        finite = math.isfinite(loss) and math.isfinite(norm)
+        trail.append({"loss": loss, "grad_norm": norm} if finite else {})
+        if not finite:
+            message = f"loss {loss}, gradient norm {norm}"
+            break
+    magnitudes = tagger.head.magnitudes()
+    log_drift(order, *magnitudes)
+    if message is None and not all(map(math.isfinite, magnitudes)):
+        message = "a parameter is not finite after the last step"
+    hashed = hashlib.sha256()
+    for value in tagger.state_dict().values():
+        hashed.update(value.detach().cpu().contiguous().numpy().tobytes())
+    return {
+        "outcome": "failed" if message else "passed",
+        "message": message,
+        "step": len(trail),
+        "weights": hashed.hexdigest()[:16],
+        "lr": settings.lr,
+        "transition_max": finite_number(magnitudes[0]),
+        "duration_max": finite_number(magnitudes[1]),
+        "trail": trail,
+    }
+
+
+def prepared(
+    config: DiagnoseConfig, corpus: Corpus, backend: str, device: torch.device, reg: float
+) -> Tagger:
+    """The model under test; padding holds NaN where no kernel may look."""
+    train = replace(config.train, crf_reg=reg, validate=True, dropout=0.0)
+    tagger = make_tagger(train, corpus, "semicrf", backend).to(device)
+    tagger.head.poison_padding = True
+    return tagger
+
+
+# The probes: of the input, the objective, and the kernels.
 
 
 def probes(config: DiagnoseConfig, backend: str, device: torch.device, out: Path) -> dict[str, Any]:
@@ -73,7 +171,8 @@ def probes(config: DiagnoseConfig, backend: str, device: torch.device, out: Path
     head = SemiCRF(4, 6, backend=backend)
     if config.train.objective == "guide":
         plant_objective(head)
-    case = given_case(config, rows) if config.case else corpus_case(config, device, rows)
+    case = given_case(str(config.case)) if config.case else corpus_case(config, device, rows)
+    case = sound(case, rows)
     rows += objective_probes(head)
     kernel = lab_kernel(backend, device, case)
     rows += kernel_probes(kernel)
@@ -85,8 +184,7 @@ def probes(config: DiagnoseConfig, backend: str, device: torch.device, out: Path
 
 def partition_probes(config: DiagnoseConfig, backend: str, device: torch.device, out: Path) -> dict[str, Any]:
     """The probes of the user's own kernel."""
-    kernel = kernel_named(str(config.partition), device)
-    rows = list(kernel_probes(kernel))
+    rows = list(kernel_probes(kernel_named(str(config.partition), device)))
     log_rows(rows)
     return {"probes": rows, "reproducer": None}
 
@@ -101,45 +199,32 @@ def log_rows(rows: list[Row]) -> None:
 
 
 def corpus_case(config: DiagnoseConfig, device: torch.device, rows: list[Row]) -> Case:
-    """The network's scores for its first batch, cut to a size that float64 can compute; and their probes."""
+    """The network's scores for its first batch, cut to a size that float64 can compute."""
     corpus = load_corpus(config.train)
     rows += data_probes(corpus, config.train.max_duration)
     tagger = prepared(config, corpus, "torch", device, 0.0)
-    head: Any = tagger.head
+    head = tagger.head
     head.validator, head.poison_padding = None, False
-    chosen = [u for u in corpus.train[: 4 * PROBED] if len(u.features)][:PROBED]
-    batch = to_batch(chosen, device)
+    batch = to_batch([u for u in corpus.train[: 4 * PROBED] if len(u.features)][:PROBED], device)
     with torch.no_grad():
-        score = head.scores(tagger.encoder(batch["features"], batch["lengths"]), batch["lengths"])[:, :FRAMES]
-    case = Case(
-        score.float().cpu(),
-        head.transition_CC.detach().cpu(),
-        head.duration_KC.detach().cpu(),
-        batch["lengths"].clamp(max=FRAMES),
-        head.start_C.detach().cpu(),
-        head.end_C.detach().cpu(),
-    )
-    return sound(case, rows)
+        score_BTC = head.scores(*tagger.hidden(batch))[:, :FRAMES].float()
+    model = {name: value.detach().cpu() for name, value in {"score_BTC": score_BTC, **head.model()}.items()}
+    return Case(**model, lengths_B=batch["lengths"].clamp(max=FRAMES))
 
 
-def given_case(config: DiagnoseConfig, rows: list[Row]) -> Case:
-    case = Case.load(Path(str(config.case)))
+def given_case(path: str) -> Case:
+    case = Case.load(Path(path))
     if case.score_BTC.dim() != 3 or len(case.lengths_B) != len(case.score_BTC):
-        raise BadDataError("the shapes of this case's arrays do not match", location=str(config.case))
-    keep = list(range(min(PROBED, len(case.lengths_B))))
-    return sound(case.rows(keep).cut(FRAMES), rows)
+        raise BadDataError("the shapes of this case's arrays do not match", location=path)
+    return case.only(list(range(min(PROBED, len(case.lengths_B))))).cut(FRAMES)
 
 
 def sound(case: Case, rows: list[Row]) -> Case:
     """The case itself, or one of its shape where its scores are broken: those would blame the kernels."""
     probes = list(score_probes(case))
     rows += probes
-    if all(probe["clean"] for probe in probes):
-        return case
-    size, frames, classes = case.score_BTC.shape
-    return random_case(
-        torch.Generator().manual_seed(1), size, frames, len(case.duration_KC), classes, dtype=torch.float32
-    )
+    clean = all(probe["clean"] for probe in probes)
+    return case if clean else random_case(1, case.shape, dtype=torch.float32)
 
 
 def data_probes(corpus: Corpus, longest: int) -> Iterator[Row]:
@@ -150,11 +235,10 @@ def data_probes(corpus: Corpus, longest: int) -> Iterator[Row]:
     mended = [note.text for note in corpus.notes if not note.suspect]
     text = first_few(mended, 3, between="; ") or "nothing had to be mended"
     yield row("what was mended", "input", True, len(mended), 0, text)
-    over = sum(e - s > longest for u in corpus.train for s, e, _ in u.segments)
+    over = over_long_segments(corpus, longest)
     text = f"{over} gold segments are longer than {longest} frames and are split"
-    yield row(
-        "gold fits the support", "input", True, over, 0, text if over else "no gold segment is too long"
-    )
+    text = text if over else "no gold segment is too long"
+    yield row("gold fits the support", "input", True, over, 0, text)
 
 
 def score_probes(case: Case) -> Iterator[Row]:
@@ -162,27 +246,28 @@ def score_probes(case: Case) -> Iterator[Row]:
     score = case.score_BTC.cpu()
     within = inside(score.shape[1], case.lengths_B)
     wild = (torch.isnan(score) | (score == math.inf)).any(2) & within
-    text = f"first at sequence {first_place(wild)}" if bool(wild.any()) else "no NaN, no +inf"
-    yield row("scores are finite or -inf", "input", not bool(wild.any()), int(wild.sum()), 0, text)
     closed = (score == -math.inf).all(2) & within
-    text = "no frame has -inf for every label"
-    if bool(closed.any()):
-        text = f"all labels are -inf at sequence {first_place(closed)}: no segmentation is possible"
-    yield row("every frame allows a label", "input", not bool(closed.any()), int(closed.sum()), 0, text)
-
-
-def first_place(marked: torch.Tensor) -> str:
-    b, t = marked.nonzero()[0].tolist()
-    return f"{b}, frame {t}"
+    for title, faulty, words, text in (
+        ("scores are finite or -inf", wild, "first at sequence {}, frame {}", "no NaN, no +inf"),
+        (
+            "every frame allows a label",
+            closed,
+            "all labels are -inf at sequence {}, frame {}: no segmentation is possible",
+            "no frame has -inf for every label",
+        ),
+    ):
+        count = int(faulty.sum())
+        text = words.format(*faulty.nonzero()[0].tolist()) if count else text
+        yield row(title, "input", not count, count, 0, text)
 
 
 def reproduce(kernel: Kernel, rows: list[Row], out: Path) -> dict[str, Any] | None:
     """The smallest case on which the tested backend is wrong, as files; None if its probes are clean."""
-    dirty = [r for r in rows if not r["clean"] and r["backend"] == kernel.name and r["cause"] != "precision"]
-    if not dirty or kernel.own_case is None:
+    causes = {r["cause"] for r in rows if not r["clean"] and r["backend"] == kernel.name} - {"precision"}
+    if not causes or kernel.own_case is None:
         return None
-    padding = PADDING if any(r["cause"] == "boundary" for r in dirty) else 0
-    attempts = 9 if any(r["cause"] == "race" for r in dirty) else 1  # a race shows in one of many runs
+    padding = PADDING if "boundary" in causes else 0
+    attempts = 9 if "race" in causes else 1  # a race shows in one of many runs
 
     def failure(case: Case) -> str:
         return next(filter(None, (wrong(case, kernel, padding) for _ in range(attempts))), "")

@@ -9,13 +9,13 @@ split.
 
 from __future__ import annotations
 
-import argparse
 import copy
 import logging
 import math
 import platform
 import time
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -28,29 +28,35 @@ from lab.core.words import first_few, plural
 from lab.errors import BadDataError, StepFailed, writing
 from lab.rooms.semicrf import metrics
 from lab.rooms.semicrf.config import TrainConfig
-from lab.rooms.semicrf.model.validation.points import drift_messages
-from lab.rooms.semicrf.workload.common import begin, log
+from lab.rooms.semicrf.workload.common import begin, log, log_drift
 from lab.rooms.semicrf.workload.corpus.load import load_corpus
-from lab.rooms.semicrf.workload.corpus.utterances import Utterance, batches
+from lab.rooms.semicrf.workload.corpus.utterances import Corpus, Utterance, batches
 from lab.rooms.semicrf.workload.training import (
-    TrainingTask,
+    Tagger,
     epoch_order,
-    make_optimizer,
     make_tagger,
+    over_long_segments,
     to_batch,
     train_step,
-    validator_of,
 )
-from lab.workload.start import read_config, write_json
+from lab.workload.start import write_json
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-    parser = argparse.ArgumentParser(prog="lab.rooms.semicrf.workload.train")
-    parser.add_argument("--config", required=True, type=Path)
-    parser.add_argument("--model", required=True)
-    parser.add_argument("--backend", required=True)
-    args, device = begin(parser, argv)
-    run(read_config(args.config, TrainConfig), args.model, args.backend, args.out, device)
+    args, config, device = begin("train", TrainConfig, argv, "--model", "--backend")
+    run(config, args.model, args.backend, args.out, device)
+
+
+@dataclass(frozen=True)
+class TrainingTask:
+    """One head (`model`) on one backend."""
+
+    config: TrainConfig
+    model: str
+    backend: str
+    corpus: Corpus
+    tagger: Tagger
+    device: torch.device
 
 
 def run(config: TrainConfig, model: str, backend: str, out: Path, device: torch.device) -> None:
@@ -58,7 +64,8 @@ def run(config: TrainConfig, model: str, backend: str, out: Path, device: torch.
     corpus = load_corpus(config)
     tagger = make_tagger(config, corpus, model, backend).to(device)
     task = TrainingTask(config, model, backend, corpus, tagger, device)
-    optimizer, schedule = make_optimizer(tagger, config)
+    optimizer = torch.optim.AdamW(tagger.parameters(), lr=config.lr, weight_decay=config.weight_decay)
+    schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, T_max=config.epochs)
     log_corpus(task)
     best: dict[str, Any] = {"phone_error_rate": math.inf}
     if device.type == "cuda":
@@ -90,7 +97,7 @@ def log_corpus(task: TrainingTask) -> None:
     log.info(text, corpus.origin, *sizes, min(frames), max(frames), task.model)
     for note in corpus.notes:
         log.log(logging.WARNING if note.suspect else logging.INFO, note.text)
-    over = task.over_long_segments
+    over = over_long_segments(corpus, config.max_duration)
     if over and task.model == "semicrf":
         text = "%s longer than --max-duration %d: %s"
         log.info(text, plural(over, "gold segment"), config.max_duration, config.over_long)
@@ -101,20 +108,18 @@ def train_epoch(task: TrainingTask, optimizer: torch.optim.Optimizer, epoch: int
 
     Raises StepFailed for a gradient or loss that is not finite: nothing after it would mean anything.
     """
-    config, train = task.config, task.corpus.train
-    task.tagger.train()
-    validator = validator_of(task.tagger)
+    config, train, tagger = task.config, task.corpus.train, task.tagger
+    tagger.train()
     losses: list[Tensor] = []
     norms: list[Tensor] = []
     names: list[list[str]] = []
-    synchronize(task.device)
-    started = time.perf_counter()
+    started = synchronized(task.device)
     for chosen in batches(train, config.batch_size, epoch_order(len(train), config.seed, epoch)):
-        if validator:
-            validator.settle()
+        if tagger.validator:
+            tagger.validator.settle()
         names.append([utterance.name for utterance in chosen])
         try:
-            loss, norm = train_step(task.tagger, optimizer, to_batch(chosen, task.device), config.clip)
+            loss, norm = train_step(tagger, optimizer, to_batch(chosen, task.device), config.clip)
         except BadDataError as error:
             location = f"{step_of(epoch, len(losses), names[-1])}: {error.location}"
             raise StepFailed(error.problem, location=location, fix=error.fix) from error
@@ -122,33 +127,20 @@ def train_epoch(task: TrainingTask, optimizer: torch.optim.Optimizer, epoch: int
         norms.append(norm)
         if not norm.is_cuda and not bool(torch.isfinite(norm)):
             break
-    synchronize(task.device)
-    seconds = time.perf_counter() - started
-    if validator:
-        validator.settle(wait=True)
-    refuse_nonfinite(norms, losses, names, epoch)
-    mean = float(torch.stack(losses).mean())
-    if not math.isfinite(mean):
-        raise StepFailed(f"the loss of epoch {epoch} is {mean}", fix="lab run semicrf diagnose says why")
-    return {
-        "epoch": epoch,
-        "loss": mean,
-        "grad_norm": float(torch.stack(norms).max()),
-        "train_s": seconds,
-        "lr": optimizer.param_groups[0]["lr"],
-    }
-
-
-def refuse_nonfinite(norms: list[Tensor], losses: list[Tensor], names: list[list[str]], epoch: int) -> None:
-    """Raises StepFailed for the first step whose gradient is not finite, naming its utterances."""
-    wild = (~torch.isfinite(torch.stack(norms))).nonzero()[:, 0].tolist()
-    if wild:
-        step = wild[0]
+    seconds = synchronized(task.device) - started
+    if tagger.validator:
+        tagger.validator.settle(wait=True)
+    for step in (~torch.isfinite(torch.stack(norms))).nonzero()[:1, 0].tolist():
         raise StepFailed(
             f"the gradient's norm is {float(norms[step])} and the loss {float(losses[step])}",
             location=step_of(epoch, step, names[step]),
             fix="--validate names the sequence and frame; lab run semicrf diagnose finds the cause",
         )
+    mean = float(torch.stack(losses).mean())
+    if not math.isfinite(mean):
+        raise StepFailed(f"the loss of epoch {epoch} is {mean}", fix="lab run semicrf diagnose says why")
+    largest, lr = float(torch.stack(norms).max()), optimizer.param_groups[0]["lr"]
+    return {"epoch": epoch, "loss": mean, "grad_norm": largest, "train_s": seconds, "lr": lr}
 
 
 def step_of(epoch: int, step: int, names: list[str]) -> str:
@@ -159,13 +151,11 @@ def step_of(epoch: int, step: int, names: list[str]) -> str:
 def evaluated(task: TrainingTask, utterances: list[Utterance]) -> dict[str, Any]:
     """Metrics of a split, and the seconds that decoding took."""
     task.tagger.eval()
-    synchronize(task.device)
-    started = time.perf_counter()
+    started = synchronized(task.device)
     predicted = []
     for chosen in batches(utterances, task.config.batch_size, np.arange(len(utterances))):
         predicted += task.tagger.segments(to_batch(chosen, task.device))
-    synchronize(task.device)
-    seconds = time.perf_counter() - started
+    seconds = synchronized(task.device) - started
     # The linear head and split segments give neighbours of one label; a phone ends where the label changes.
     reference = [metrics.merged(list(u.segments)) for u in utterances]
     predicted = [metrics.merged(segments) for segments in predicted]
@@ -176,9 +166,8 @@ def evaluated(task: TrainingTask, utterances: list[Utterance]) -> dict[str, Any]
 def report_epoch(task: TrainingTask, row: dict[str, Any]) -> None:
     """Log the epoch, and add the parameters' magnitudes to its row."""
     epoch, config = row["epoch"], task.config
-    row["transition_max"], row["duration_max"] = task.tagger.head.magnitudes()  # type: ignore[operator]
-    for level, text in drift_messages(epoch, row["transition_max"], row["duration_max"]):
-        log.log(getattr(logging, level), text)
+    row["transition_max"], row["duration_max"] = task.tagger.head.magnitudes()
+    log_drift(epoch, row["transition_max"], row["duration_max"])
     if epoch % config.log_every == 0 or epoch in (1, config.epochs):
         text = "epoch %d/%d  loss %.3f  dev PER %.3f  boundary F1 %.3f  grad norm %.2f  %.2f s"
         names = ("loss", "phone_error_rate", "boundary_f1", "grad_norm", "train_s")
@@ -209,7 +198,7 @@ def write_result(task: TrainingTask, rows: list[dict[str, Any]], best: dict[str,
         "inference_time": test["decode_s"],
         # On a CPU the manifest has the process's peak resident set.
         "peak_memory_bytes": torch.cuda.max_memory_allocated(device) if on_gpu else None,
-        "over_long_segments": task.over_long_segments,
+        "over_long_segments": over_long_segments(corpus, task.config.max_duration),
         "parameters": sum(p.numel() for p in task.tagger.parameters()),
     }
     write_json(out / "result.json", result)
@@ -217,9 +206,11 @@ def write_result(task: TrainingTask, rows: list[dict[str, Any]], best: dict[str,
     log.info(text, task.model, task.backend, per, result["training_time_per_epoch"])
 
 
-def synchronize(device: torch.device) -> None:
+def synchronized(device: torch.device) -> float:
+    """The time, s, when all that is queued has run."""
     if device.type == "cuda":
         torch.cuda.synchronize(device)
+    return time.perf_counter()
 
 
 if __name__ == "__main__":

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -13,10 +12,11 @@ from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
 
 from lab.errors import MissingError
 from lab.rooms.semicrf.config import TrainConfig
-from lab.rooms.semicrf.model.head import SemiCRF
+from lab.rooms.semicrf.metrics import segments_of
+from lab.rooms.semicrf.model.head import Decoded, SemiCRF
 from lab.rooms.semicrf.model.problem import inside
-from lab.rooms.semicrf.model.segments import gold_score, index_in_segment, run_starts
-from lab.rooms.semicrf.model.validation.points import Validator
+from lab.rooms.semicrf.model.segments import gold_score, run_starts
+from lab.rooms.semicrf.model.validation import Validator
 from lab.rooms.semicrf.workload.corpus.utterances import Corpus, Utterance, collate
 
 Batch = dict[str, Tensor]
@@ -30,21 +30,16 @@ class BiLSTM(nn.Module):
         if hidden_dim % 2:
             raise ValueError(f"hidden_dim must be even for a bidirectional LSTM, got {hidden_dim}")
         self.inward, self.drop = nn.Linear(dim, hidden_dim), nn.Dropout(dropout)
+        between = dropout if layers > 1 else 0.0
         self.lstm = nn.LSTM(
-            hidden_dim,
-            hidden_dim // 2,
-            layers,
-            batch_first=True,
-            bidirectional=True,
-            dropout=dropout if layers > 1 else 0.0,
+            hidden_dim, hidden_dim // 2, layers, batch_first=True, bidirectional=True, dropout=between
         )
 
     def forward(self, features_BTD: Tensor, lengths_B: Tensor) -> Tensor:
         inner = self.drop(self.inward(features_BTD))
         # A length of 0 has no packed form; the head's own check names it.
-        packed = pack_padded_sequence(
-            inner, lengths_B.cpu().clamp(min=1), batch_first=True, enforce_sorted=False
-        )
+        lengths_B = lengths_B.cpu().clamp(min=1)
+        packed = pack_padded_sequence(inner, lengths_B, batch_first=True, enforce_sorted=False)
         outer, _ = self.lstm(packed)
         hidden, _ = pad_packed_sequence(outer, batch_first=True, total_length=features_BTD.shape[1])
         dropped: Tensor = self.drop(hidden)
@@ -54,47 +49,47 @@ class BiLSTM(nn.Module):
 class Tagger(nn.Module):
     """Encoder and head; `forward` gives the loss of a batch."""
 
-    def __init__(self, encoder: nn.Module, head: nn.Module, crf_reg: float) -> None:
+    def __init__(self, encoder: nn.Module, head: Any, crf_reg: float) -> None:
         super().__init__()
-        self.encoder, self.head, self.crf_reg = encoder, head, crf_reg
+        self.encoder, self.crf_reg = encoder, crf_reg
+        self.head: Any = head
+
+    @property
+    def validator(self) -> Validator | None:
+        return getattr(self.head, "validator", None)
+
+    def hidden(self, batch: Batch) -> tuple[Tensor, Tensor]:
+        return self.encoder(batch["features"], batch["lengths"]), batch["lengths"]
 
     def forward(self, batch: Batch) -> Tensor:
-        hidden = self.encoder(batch["features"], batch["lengths"])
-        loss: Tensor = self.head.loss(hidden, batch["lengths"], batch["labels"], batch["starts"])  # type: ignore[operator]
-        if self.crf_reg:
-            loss = loss + self.crf_reg * self.head.parameter_penalty()  # type: ignore[operator]
-        return loss
+        loss: Tensor = self.head.loss(*self.hidden(batch), batch["labels"], batch["starts"])
+        return loss + self.crf_reg * self.head.parameter_penalty() if self.crf_reg else loss
 
     @torch.no_grad()
     def segments(self, batch: Batch) -> list[list[tuple[int, int, int]]]:
-        hidden = self.encoder(batch["features"], batch["lengths"])
-        return [found.segments for found in self.head.decode(hidden, batch["lengths"])]  # type: ignore[operator]
+        return [decoded.segments for decoded in self.head.decode(*self.hidden(batch))]
 
 
 class TorchCRF(nn.Module):
-    """The linear CRF of the package pytorch-crf behind the same three calls."""
+    """The linear CRF of the package pytorch-crf behind the same calls."""
 
     def __init__(self, num_classes: int, hidden_dim: int) -> None:
         super().__init__()
         try:
             from torchcrf import CRF  # type: ignore[import-not-found, unused-ignore]
         except ModuleNotFoundError as error:
-            raise MissingError(
-                "the package torchcrf is not installed here", fix="pip install pytorch-crf"
-            ) from error
+            fix = "pip install pytorch-crf"
+            raise MissingError("the package torchcrf is not installed here", fix=fix) from error
         self.projection, self.crf = nn.Linear(hidden_dim, num_classes), CRF(num_classes, batch_first=True)
 
     def loss(self, hidden: Tensor, lengths: Tensor, labels: Tensor, starts: Tensor) -> Tensor:
-        loss: Tensor = -self.crf(
-            self.projection(hidden), labels, mask=self._mask(hidden, lengths), reduction="mean"
-        )
+        mask = inside(hidden.shape[1], lengths, hidden.device)
+        loss: Tensor = -self.crf(self.projection(hidden), labels, mask=mask, reduction="mean")
         return loss
 
-    def decode(self, hidden: Tensor, lengths: Tensor) -> list[Any]:
-        from lab.rooms.semicrf.metrics import segments_of
-        from lab.rooms.semicrf.model.head import Decoded
-
-        paths = self.crf.decode(self.projection(hidden), mask=self._mask(hidden, lengths))
+    def decode(self, hidden: Tensor, lengths: Tensor) -> list[Decoded]:
+        mask = inside(hidden.shape[1], lengths, hidden.device)
+        paths = self.crf.decode(self.projection(hidden), mask=mask)
         return [Decoded(float("nan"), segments_of(path)) for path in paths]
 
     def parameter_penalty(self) -> Tensor:
@@ -103,27 +98,6 @@ class TorchCRF(nn.Module):
 
     def magnitudes(self) -> tuple[float, float]:
         return float(self.crf.transitions.detach().abs().max()), 0.0
-
-    def _mask(self, hidden: Tensor, lengths: Tensor) -> Tensor:
-        return inside(hidden.shape[1], lengths, hidden.device)
-
-
-@dataclass(frozen=True)
-class TrainingTask:
-    """One head (`model`) on one backend."""
-
-    config: TrainConfig
-    model: str
-    backend: str
-    corpus: Corpus
-    tagger: Tagger
-    device: torch.device
-
-    @property
-    def over_long_segments(self) -> int:
-        """Gold segments of the training set that are longer than the model's longest."""
-        longest = self.config.max_duration
-        return sum(end - start > longest for u in self.corpus.train for start, end, _ in u.segments)
 
 
 def make_tagger(config: TrainConfig, corpus: Corpus, model: str, backend: str) -> Tagger:
@@ -136,15 +110,9 @@ def make_tagger(config: TrainConfig, corpus: Corpus, model: str, backend: str) -
 def make_head(config: TrainConfig, classes: int, model: str, backend: str) -> nn.Module:
     if model == "pytorch-crf":
         return TorchCRF(classes, config.hidden_dim)
-    longest = 1 if model == "linear" else config.max_duration
-    head = SemiCRF(
-        classes,
-        longest,
-        config.hidden_dim,
-        backend=backend,
-        over_long="split" if model == "linear" else config.over_long,
-        validate=config.validate,
-    )
+    longest, over_long = (1, "split") if model == "linear" else (config.max_duration, config.over_long)
+    options: Any = {"backend": backend, "over_long": over_long, "validate": config.validate}
+    head = SemiCRF(classes, longest, config.hidden_dim, **options)
     if config.objective == "guide":
         plant_objective(head)
     return head
@@ -157,12 +125,6 @@ def to_batch(utterances: Sequence[Utterance], device: torch.device) -> Batch:
         name: tensor if name == "lengths" else tensor.to(device, non_blocking=True)
         for name, tensor in batch.items()
     }
-
-
-def make_optimizer(tagger: nn.Module, config: TrainConfig) -> tuple[torch.optim.Optimizer, Any]:
-    """AdamW and a cosine over the epochs."""
-    optimizer = torch.optim.AdamW(tagger.parameters(), lr=config.lr, weight_decay=config.weight_decay)
-    return optimizer, torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, T_max=config.epochs)
 
 
 def train_step(
@@ -182,29 +144,35 @@ def train_step(
     return loss.detach(), norm
 
 
-def validator_of(tagger: Tagger) -> Validator | None:
-    return getattr(tagger.head, "validator", None)
-
-
 def epoch_order(count: int, seed: int, epoch: int) -> np.ndarray:
     """A permutation by seed and epoch alone, the same on every backend."""
     return np.random.default_rng((seed, epoch)).permutation(count)
+
+
+def over_long_segments(corpus: Corpus, longest: int) -> int:
+    """Gold segments of the training set that are longer than the model's longest."""
+    return sum(end - start > longest for u in corpus.train for start, end, _ in u.segments)
 
 
 def plant_objective(head: SemiCRF) -> None:
     """Give the head the guide's objective, to show what is wrong with it: its partition charges the first
     segment a transition that its gold score does not, and covers other durations than that.
     """
-    inner = head.partition
-
-    def partition(*, start_C: Tensor, transition_CC: Tensor, **model: Any) -> Tensor:
-        first_C = start_C + torch.logsumexp(transition_CC, 0)
-        return inner(start_C=first_C, transition_CC=transition_CC, **model)
 
     def gold(score_BTC: Tensor, *, starts_BT: Tensor, start_C: Tensor, end_C: Tensor, **model: Any) -> Tensor:
-        return guide_gold(score_BTC, **model, longest=len(model["duration_KC"]))
+        return guide_gold(score_BTC, **model)
 
-    head.partition, head.gold = partition, gold
+    head.partition, head.gold = with_first_transition(head.partition), gold
+
+
+def with_first_transition(partition: Callable[..., Tensor]) -> Callable[..., Tensor]:
+    """The model of flash-semicrf: the first segment pays the log-sum over sources of its transition."""
+
+    def modelled(*, start_C: Tensor, transition_CC: Tensor, **model: Any) -> Tensor:
+        first_C = start_C + torch.logsumexp(transition_CC, 0)
+        return partition(start_C=first_C, transition_CC=transition_CC, **model)
+
+    return modelled
 
 
 def guide_gold(
@@ -213,20 +181,7 @@ def guide_gold(
     duration_KC: Tensor,
     labels_BT: Tensor,
     lengths_B: Tensor | None,
-    *,
-    longest: int,
 ) -> Tensor:
     """(B,) float64: content, transitions between maximal runs, and bias min(d, K - 1) of each run."""
-    frames = labels_BT.shape[1]
-    lengths_B = labels_BT.new_full((len(labels_BT),), frames) if lengths_B is None else lengths_B
-    lengths_B = lengths_B.to(labels_BT.device)
-    starts_BT, within_BT = run_starts(labels_BT), inside(frames, lengths_B)
-    plain_B = gold_score(
-        score_BTC, transition_CC, torch.zeros_like(duration_KC), labels_BT, starts_BT, lengths_B
-    )
-    last_BT = torch.arange(frames, device=labels_BT.device) == lengths_B[:, None] - 1
-    ends_BT = (last_BT | torch.cat([starts_BT[:, 1:], last_BT[:, -1:]], 1)) & within_BT
-    index_BT = (index_in_segment(starts_BT) + 1).clamp(max=longest - 1)
-    return plain_B + torch.where(
-        ends_BT, duration_KC[index_BT, labels_BT].double(), torch.zeros_like(plain_B[:, None])
-    ).sum(1)
+    shifted_KC = torch.cat([duration_KC[1:], duration_KC[-1:]])
+    return gold_score(score_BTC, transition_CC, shifted_KC, labels_BT, run_starts(labels_BT), lengths_B)

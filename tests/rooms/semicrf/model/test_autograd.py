@@ -92,7 +92,7 @@ def test_every_expected_count_is_differentiable():
         "ends_BTC": first["seg_end_BTC"],
         "segment_BTKC": first["segment_BTKC"],
     }
-    shared = {"duration_BKC": first["duration_KC"], "transition": first["transition"]}
+    shared = {"duration_BKC": first["duration_KC"], "transition": first["transition_CC"]}
     for name, right in (*per_sequence.items(), *shared.items()):
         mine = getattr(found, name) if name in per_sequence else getattr(found, name).sum(0)
         assert torch.allclose(mine, right, atol=1e-11)
@@ -268,12 +268,12 @@ def test_transforms_of_torch_func_give_what_they_give_for_the_definition():
 def test_a_vmap_over_terms_of_segments_and_transitions():
     problem = extended_problem(2, 5, 3, 2, terms=ALL, seed=19)
     many = [several(value, at) for at, value in enumerate(problem.floats()[5:])]
-    crossing = several(problem.transition, 7)
+    crossing = several(problem.transition_CC, 7)
 
     def log_z(transition, *terms):
         names = problem.names()[5:]
         return api.log_partition(
-            **inputs_of(replace(problem, transition=transition, **dict(zip(names, terms, strict=True))))
+            **inputs_of(replace(problem, transition_CC=transition, **dict(zip(names, terms, strict=True))))
         )
 
     found = torch.func.vmap(log_z)(crossing, *many)
@@ -369,7 +369,7 @@ def test_a_log_z_that_was_changed_in_place_keeps_its_gradient_and_warns_of_nothi
 
     def gradient(change):
         score_BTC = problem.score_BTC.clone().requires_grad_()
-        change(api.log_partition(score_BTC, problem.transition, problem.duration_KC)).sum().backward()
+        change(api.log_partition(score_BTC, problem.transition_CC, problem.duration_KC)).sum().backward()
         return score_BTC.grad
 
     with warnings.catch_warnings():

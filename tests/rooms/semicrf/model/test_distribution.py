@@ -26,7 +26,8 @@ def of(problem, **kw):
 
 
 def arguments_of(problem):
-    return {name: getattr(problem, name) for name in (*problem.names(), "lengths_B")}
+    given = problem.arguments()
+    return {"transition": given.pop("transition_CC"), **given}
 
 
 def listing(problem, b):
@@ -50,7 +51,7 @@ def listing(problem, b):
             terms += [closes[e - 1][c]] if closes else []
             terms += [own[s][e - s - 1][c]] if own else []
             if at:
-                terms.append(problem.transition[path[at - 1][2], c].item())
+                terms.append(problem.transition_CC[path[at - 1][2], c].item())
         scores.append(None if -INF in terms else sum(map(Fraction, terms)))
     return paths, scores
 
@@ -247,7 +248,7 @@ def test_a_model_that_nothing_fits_spoils_no_batch():
     score = problem.score_BTC.clone()
     score[0, 2] = -INF
     score.requires_grad_()
-    p = SegmentDistribution(score, problem.transition, problem.duration_KC, torch.tensor([4, 4]))
+    p = SegmentDistribution(score, problem.transition_CC, problem.duration_KC, torch.tensor([4, 4]))
     assert p.entropy()[0] == 0 and torch.isfinite(p.entropy()).all()
     p.entropy().sum().backward()
     assert not bool(score.grad.isnan().any()) and not bool(score.grad[0].any())

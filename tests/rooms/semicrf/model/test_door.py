@@ -17,7 +17,7 @@ from tests.rooms.semicrf.problems import extended_problem, inputs_of, parts, ran
 pytestmark = pytest.mark.torch
 BACKENDS = ("naive", "torch", "auto")
 LOWEST = float(torch.finfo(torch.float32).min)
-PLAIN = ("score_BTC", "transition", "duration_KC", "start_C", "end_C")
+PLAIN = ("score_BTC", "transition_CC", "duration_KC", "start_C", "end_C")
 TERMS = ("seg_start_BTC", "seg_end_BTC", "segment_BTKC")
 
 

@@ -13,7 +13,7 @@ from lab.rooms.semicrf import log_partition  # noqa: E402
 from lab.rooms.semicrf.model import autograd, ledger, naive  # noqa: E402
 from lab.rooms.semicrf.model import native as choose  # noqa: E402
 from lab.rooms.semicrf.workload.cases import Case, solve  # noqa: E402
-from lab.rooms.semicrf.workload.checks.hostile import hostile_case  # noqa: E402
+from lab.rooms.semicrf.workload.check import hostile_case  # noqa: E402
 from tests.rooms.semicrf.problems import random_problem  # noqa: E402
 
 pytestmark = pytest.mark.torch

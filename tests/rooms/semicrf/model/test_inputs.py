@@ -18,7 +18,7 @@ from lab.rooms.semicrf.model.problem import COUNTS, make_problem  # noqa: E402
 from tests.rooms.semicrf.problems import extended_problem, inputs_of, random_problem  # noqa: E402
 
 pytestmark = pytest.mark.torch
-NAMES = ("score_BTC", "transition", "duration_KC", "start_C", "end_C")
+NAMES = ("score_BTC", "transition_CC", "duration_KC", "start_C", "end_C")
 BACKENDS = ("torch", "native")
 SHAPES = ((3, 6, 3, 3), (2, 9, 4, 1), (3, 5, 1, 4), (4, 2, 7, 2), (1, 1, 1, 1), (2, 20, 5, 9))
 
@@ -127,7 +127,7 @@ LENGTHS = [
 def test_lengths_of_the_wrong_kind_are_an_error_in_words(lengths, words):
     problem = random_problem(3, 6, 3, 3)
     with pytest.raises(UsageError, match=words):
-        api.viterbi(problem.score_BTC, problem.transition, problem.duration_KC, lengths)
+        api.viterbi(problem.score_BTC, problem.transition_CC, problem.duration_KC, lengths)
 
 
 @pytest.mark.parametrize("validate", [False, True])

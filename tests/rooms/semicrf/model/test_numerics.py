@@ -71,7 +71,7 @@ def test_the_fast_forms_equal_the_naive_one(batch, frames, longest, labels, scal
 def test_float32_scores_give_a_float64_log_z_and_float32_gradients():
     problem = random_problem(2, 9, 4, 3, dtype=torch.float32)
     score = problem.score_BTC.clone().requires_grad_()
-    log_z = api.log_partition(score, problem.transition, problem.duration_KC, problem.lengths_B)
+    log_z = api.log_partition(score, problem.transition_CC, problem.duration_KC, problem.lengths_B)
     assert log_z.dtype == torch.float64
     log_z.sum().backward()
     assert score.grad.dtype == torch.float32

@@ -104,7 +104,11 @@ def test_every_dtype_strides_and_gradients_decode_as_float64_does(dtype):
     plain = random_problem(2, 8, 3, 3, seed=4, dtype=dtype)
     wide = make_problem(*(x.double() for x in plain.floats()[:3]), plain.lengths_B)
     odd = plain.score_BTC.transpose(0, 1).contiguous().transpose(0, 1).requires_grad_()
-    grown = (odd, plain.transition.t().contiguous().t().requires_grad_(), plain.duration_KC.requires_grad_())
+    grown = (
+        odd,
+        plain.transition_CC.t().contiguous().t().requires_grad_(),
+        plain.duration_KC.requires_grad_(),
+    )
     assert not odd.is_contiguous()
     assert api.kbest(*grown, plain.lengths_B) == api.kbest(*wide.floats()[:3], wide.lengths_B)
     score_B, found = api.viterbi(*grown, plain.lengths_B)

@@ -18,7 +18,7 @@ from lab.errors import LabError, UsageError  # noqa: E402
 from lab.rooms.semicrf import SegmentDistribution  # noqa: E402
 from lab.rooms.semicrf.model import api  # noqa: E402
 from lab.rooms.semicrf.model.autograd import MendedCounts  # noqa: E402
-from lab.rooms.semicrf.workload.checks.values import (  # noqa: E402
+from lab.rooms.semicrf.workload.check import (  # noqa: E402
     Subject,
     audit,
     stale_counts,

@@ -28,7 +28,7 @@ CPU = torch.device("cpu")
 
 
 def case(seed=0, shape=(3, 14, 4, 3), dtype=torch.float32):
-    return random_case(torch.Generator().manual_seed(seed), *shape, dtype=dtype)
+    return random_case(seed, shape, dtype=dtype)
 
 
 def test_mass_that_is_missing_or_beyond_certainty_is_seen():

@@ -13,8 +13,6 @@ from lab.rooms.semicrf.model import autograd  # noqa: E402
 from lab.rooms.semicrf.model import native as choose  # noqa: E402
 from lab.rooms.semicrf.model.native import cpu as native  # noqa: E402
 from lab.rooms.semicrf.workload import check as workload_check  # noqa: E402
-from lab.rooms.semicrf.workload.checks import hostile, values  # noqa: E402
-from lab.rooms.semicrf.workload.checks import values as subjects  # noqa: E402
 
 pytestmark = pytest.mark.torch
 CPU = torch.device("cpu")
@@ -22,12 +20,11 @@ CPU = torch.device("cpu")
 
 @pytest.mark.parametrize("backend", ["auto", "torch"])
 def test_a_check_of_this_device_finds_nothing(backend):
-    subject = subjects.Subject(backend, CPU, batches=25, seed=1)
+    subject = workload_check.Subject(backend, CPU, batches=25, seed=1)
     with contextlib.ExitStack() as stack:
         patch = stack.enter_context(pytest.MonkeyPatch.context())
-        patch.setattr(values, "SMALL", subjects.SMALL[:3])
-        patch.setattr(hostile, "SMALL", subjects.SMALL[:3])
-        patch.setattr(values, "LONG", subjects.LONG[:1])
+        patch.setattr(workload_check, "SMALL", workload_check.SMALL[:3])
+        patch.setattr(workload_check, "LONG", workload_check.LONG[:1])
         rows = list(workload_check.all_checks(subject))
     failed = [row for row in rows if row["verdict"] != "pass"]
     assert not failed, failed
@@ -40,8 +37,8 @@ def test_a_check_that_crashes_is_a_failed_row_and_the_others_go_on(monkeypatch):
     def broken(*_args, **_more):
         raise RuntimeError("the kernel fell over")
 
-    monkeypatch.setattr(workload_check, "every_check", lambda: (broken, values.head_loss))
-    rows = list(workload_check.all_checks(subjects.Subject("torch", CPU, 2, 1)))
+    monkeypatch.setattr(workload_check, "every_check", lambda: (broken, workload_check.head_loss))
+    rows = list(workload_check.all_checks(workload_check.Subject("torch", CPU, 2, 1)))
     assert [(row["check"], row["verdict"]) for row in rows] == [
         ("broken", "fail"),
         ("loss of the head", "pass"),
@@ -50,8 +47,8 @@ def test_a_check_that_crashes_is_a_failed_row_and_the_others_go_on(monkeypatch):
 
 
 def failed_checks(backend="auto"):
-    subject = subjects.Subject(backend, CPU, batches=12, seed=1)
-    rows = [row for one in (values.audit, hostile.hostile) for row in one(subject)]
+    subject = workload_check.Subject(backend, CPU, batches=12, seed=1)
+    rows = [row for one in (workload_check.audit, workload_check.hostile) for row in one(subject)]
     return {row["check"] for row in rows if row["verdict"] == "fail"}
 
 
@@ -79,9 +76,11 @@ def test_a_check_fails_when_only_large_problems_go_wrong(monkeypatch, axis, beyo
         return state
 
     monkeypatch.setattr(native, "forward", wrong)
-    subject = subjects.Subject("native", CPU, 1, 1)
-    check = values.accuracy if axis == 3 else values.accuracy_long
-    monkeypatch.setattr(values, "LONG", [shape for shape in subjects.LONG if shape[axis] > beyond])
+    subject = workload_check.Subject("native", CPU, 1, 1)
+    check = workload_check.accuracy if axis == 3 else workload_check.accuracy_long
+    monkeypatch.setattr(
+        workload_check, "LONG", [shape for shape in workload_check.LONG if shape[axis] > beyond]
+    )
     assert "fail" in {row["verdict"] for row in check(subject) if row["check"] == "log Z"}
 
 
@@ -95,8 +94,8 @@ def test_a_check_fails_when_a_duration_beyond_a_hundred_frames_is_off(monkeypatc
         return whole(replace(problem, duration_KC=duration_KC), keep)
 
     monkeypatch.setattr(native, "forward", wrong)
-    monkeypatch.setattr(values, "LONG", subjects.LONG[2:3])
-    rows = values.accuracy_long(subjects.Subject("native", CPU, 1, 1))
+    monkeypatch.setattr(workload_check, "LONG", workload_check.LONG[2:3])
+    rows = workload_check.accuracy_long(workload_check.Subject("native", CPU, 1, 1))
     assert {row["shape"] for row in rows if row["verdict"] == "fail"} == {"1x3000x700x5"}
 
 
@@ -109,5 +108,5 @@ def test_a_check_fails_when_the_heads_loss_forgets_the_mask(monkeypatch):
     from lab.rooms.semicrf.model import head
 
     monkeypatch.setattr(head, "levelled", lambda score_BTC, below: score_BTC)
-    (row,) = values.head_loss(subjects.Subject("auto", CPU, 1, 1))
+    (row,) = workload_check.head_loss(workload_check.Subject("auto", CPU, 1, 1))
     assert row["verdict"] == "fail"

@@ -14,7 +14,6 @@ torch = pytest.importorskip("torch", reason="torch is not installed here")
 from lab.rooms.semicrf import verdict  # noqa: E402
 from lab.rooms.semicrf.config import PLAINER, DiagnoseConfig  # noqa: E402
 from lab.rooms.semicrf.model.api import resolve_backend  # noqa: E402
-from lab.rooms.semicrf.workload import cells as workload_cells  # noqa: E402
 from lab.rooms.semicrf.workload import diagnose as workload_diagnose  # noqa: E402
 from lab.rooms.semicrf.workload.probes import kernel, linter  # noqa: E402
 from tests.rooms.semicrf.workload.least import LEAST  # noqa: E402
@@ -36,7 +35,7 @@ def brief(monkeypatch):
 @pytest.fixture
 def plant(monkeypatch):
     """A function that puts a fault into a backend's trainings and probes; the other ones stay sound."""
-    make_tagger, lab_kernel = workload_cells.make_tagger, workload_diagnose.lab_kernel
+    make_tagger, lab_kernel = workload_diagnose.make_tagger, workload_diagnose.lab_kernel
 
     def put(fault, tested):
         def tagger(config, corpus, model, backend):
@@ -48,7 +47,7 @@ def plant(monkeypatch):
             kernel = lab_kernel(backend, device, case)
             return replace(kernel, partition=faulty(fault if backend == tested else None, kernel.partition))
 
-        monkeypatch.setattr(workload_cells, "make_tagger", tagger)
+        monkeypatch.setattr(workload_diagnose, "make_tagger", tagger)
         monkeypatch.setattr(workload_diagnose, "lab_kernel", probed)
 
     return put
@@ -103,12 +102,12 @@ def test_a_fault_that_leaves_everything_finite_fails_the_trainings_by_its_mass(p
         orders=1,
         steps=2,
     )
-    cells = workload_cells.cells(config, "torch", CPU, tmp_path)["cells"]
+    cells = workload_diagnose.cells(config, "torch", CPU, tmp_path)["cells"]
     told = (
         "RuntimeError: Posterior mass is not 1 in CRF backward (PyTorch): worst error 6.5e-01 [first b=0 t="
     )
     assert all(cell["message"].startswith(told) for cell in cells), [cell["message"] for cell in cells]
-    beside = workload_cells.cells(config, "naive", CPU, tmp_path)["cells"]
+    beside = workload_diagnose.cells(config, "naive", CPU, tmp_path)["cells"]
     assert {cell["outcome"] for cell in beside} == {"passed"}
 
 

@@ -85,7 +85,6 @@ def forward(problem: Problem, keep: bool = True) -> State:
 
 
 def backward(state: State) -> Posteriors:
-    """Every expected count by one pass from the right."""
     assert state.messages[0] is not None, "the messages were not kept"
     batch, frames, longest, labels = state.problem.shape
     new = state.log_z_B.new_empty
@@ -97,7 +96,7 @@ def backward(state: State) -> Posteriors:
 
 
 def batch_of(problem: Problem) -> list[Word]:
-    """Convert to the library's `Batch`, whose scores are float64."""
+    """The library's `Batch`, whose scores are float64."""
     score, *parameters = (value.detach().resolve_neg().double().contiguous() for value in problem.floats())
     inputs = [score, problem.lengths_B.contiguous(), *parameters]
     if not all(map(Tensor.data_ptr, inputs)):
@@ -134,8 +133,5 @@ def call(function: Any, *groups: Sequence[Word]) -> None:
 
 @functools.cache
 def library() -> ctypes.CDLL:
-    """Compiled and loaded, once per process.
-
-    Raises MissingError: no compiler, no folder to keep it in, or it does not compile.
-    """
+    """Compiled and loaded, once per process. Raises MissingError."""
     return CPP.built(SOURCE)

@@ -437,7 +437,7 @@ def best(problem: Problem) -> tuple[np.ndarray, np.ndarray]:
         plan,
         score=model.score_BTC,
         lengths=model.lengths_B,
-        steps=wide(problem.transition, padding),
+        steps=wide(problem.transition_CC, padding),
         lasting=wide(problem.duration_KC),
         first_scores=wide(problem.start_C),
         last_scores=wide(problem.end_C),

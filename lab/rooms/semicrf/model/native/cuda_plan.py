@@ -45,26 +45,19 @@ def kernels() -> dict[str, tuple[str, dict[str, str]]]:
 class Sizes:
     """How the kernels divide the work: sums are grouped by these and by K, never by batch or padding."""
 
-    block: int = 16
-    """Frames in a block."""
+    block: int = 16  # frames in a block
+    # For a lane: a direction of a sequence. Fewer where many lanes must share the multiprocessors.
     threads: int = 256
-    """For a lane: a direction of a sequence. Fewer where many lanes must share the multiprocessors."""
-    tile: int = 32
-    """Frames in a tile of the label counts."""
-    stage: int = 16
-    """Blocks in a stage."""
+    tile: int = 32  # frames in a tile of the label counts
+    stage: int = 16  # blocks in a stage
+    # Into which the blocks before one are divided at the fewest labels; half as many at twice the labels.
     parts: int = 8
-    """Into which the blocks before one are divided at the fewest labels; half as many at twice the labels."""
-    count_frames: int = 64
-    """Frames in a chunk of the transition counts."""
+    count_frames: int = 64  # in a chunk of the transition counts
+    # Blocks in a chunk of the duration counts, more for long durations: partial sums take K / chunk rows.
     count_blocks: int = 16
-    """Blocks in a chunk of the duration counts, more for long durations: partial sums take K / chunk rows."""
-    near_blocks: int = 2
-    """And where segments start and end in one block."""
-    table_rows: int = 64
-    """Rows of the duration table that one block of threads weighs."""
-    narrowest: int = 32
-    """Labels are padded to this, or twice or four times as many: whole warps."""
+    near_blocks: int = 2  # and where segments start and end in one block
+    table_rows: int = 64  # of the duration table that one block of threads weighs
+    narrowest: int = 32  # labels are padded to this, or twice or four times as many: whole warps
 
     def padded(self, labels: int) -> int:
         return next(self.narrowest * more for more in (1, 2, 4) if labels <= self.narrowest * more)

@@ -10,8 +10,6 @@
 #include <atomic>
 #include <cmath>
 #include <cstdint>
-#include <cstdlib>
-#include <cstring>
 #include <exception>
 #include <limits>
 #include <memory>
@@ -68,16 +66,9 @@ inline V exponential(V x) {
     return sum * (V)(((M)shifted + 1023) << 52);
 }
 
-struct Free {
-    void operator()(V* p) const { std::free(p); }
-};
-using Vectors = std::unique_ptr<V[], Free>;
+using Vectors = std::unique_ptr<V[]>;
 
-Vectors vectors(int64_t count) {
-    void* p = nullptr;
-    if (posix_memalign(&p, 64, sizeof(V) * size_t(count > 0 ? count : 1))) throw std::bad_alloc();
-    return Vectors(static_cast<V*>(p));
-}
+Vectors vectors(int64_t count) { return Vectors(new V[size_t(count)]); }  // not zeroed
 
 // Rows of labels, such as one sequence's scores, (T, C).
 struct Sequence {
@@ -104,20 +95,14 @@ struct Batch {
     Sequence sequence(int64_t b) const { return {score + b * frames * labels, length(b), labels}; }
 };
 
-// `one(b, memory)` for every sequence, on up to x.threads threads; `memory` are a thread's `size` vectors. Throws bad_alloc where
-// one did.
+// `one(b, memory)` for every sequence, on up to x.threads threads; `memory` are a thread's `size` vectors, all that it needs.
 template <class One>
 void in_turns(const Batch& x, int64_t size, const One& one) {
     const int64_t threads = std::max<int64_t>(1, std::min(x.threads, x.batch));
     const Vectors memory = vectors(size * threads);
     std::atomic<int64_t> next{0};
-    std::atomic<bool> enough{true};
     const auto work = [&](int64_t thread) {
-        try {
-            for (int64_t b = next++; b < x.batch; b = next++) one(b, memory.get() + thread * size);
-        } catch (const std::bad_alloc&) {
-            enough = false;
-        }
+        for (int64_t b = next++; b < x.batch; b = next++) one(b, memory.get() + thread * size);
     };
     std::vector<std::thread> others;
     others.reserve(size_t(threads - 1));
@@ -128,7 +113,6 @@ void in_turns(const Batch& x, int64_t size, const One& one) {
     }
     work(0);
     for (std::thread& other : others) other.join();
-    if (!enough) throw std::bad_alloc();
 }
 
 // 0, or 1 where there is not enough memory.
@@ -140,11 +124,6 @@ int guarded(const Body& body) {
     } catch (const std::bad_alloc&) {
         return 1;
     }
-}
-
-inline V logarithm(V x) {
-    for (int i = 0; i < LANES; ++i) x[i] = std::log(x[i]);
-    return x;
 }
 
 struct Sums {  // compensated: the shifts of 10^5 frames add up to 10^6
@@ -196,7 +175,8 @@ inline V log_sum(const V* values, int64_t count, V top) {
     const V shift = finite_or_zero(top);
     V sum = V{};
     for (int64_t i = 0; i < count; ++i) sum += exponential(values[i] - shift);
-    return logarithm(sum) + shift;
+    for (int i = 0; i < LANES; ++i) sum[i] = std::log(sum[i]);
+    return sum + shift;
 }
 
 // Into `values` what each duration brings to boundary t, at one vector of labels; -> the largest.

@@ -8,7 +8,6 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from operator import index
 from pathlib import Path
-from typing import Any
 
 import msgspec
 import numpy as np
@@ -36,19 +35,15 @@ def load_corpus(config: TrainConfig) -> Corpus:
     if config.data == "synthetic":
         corpus = synthetic(config)
     else:
-        folder = Path(config.data)
-        corpus = from_timit(folder) if is_timit(folder) else from_jsonl(folder)
+        corpus = from_folder(Path(config.data))
     if config.fixed_length:
         corpus = cropped(corpus, config.fixed_length)
     corpus = replace(corpus, notes=notes_of(corpus))
     for split in ("train", "dev", "test"):
         if not getattr(corpus, split):
-            todo = (
-                "a smaller --fixed-length keeps more of them"
-                if config.fixed_length
-                else "every split needs utterances"
-            )
-            raise BadDataError(f"no utterance is left in the {split} split", location=config.data, fix=todo)
+            fewer = "a smaller --fixed-length keeps more of them"
+            fix = fewer if config.fixed_length else "every split needs utterances"
+            raise BadDataError(f"no utterance is left in the {split} split", location=config.data, fix=fix)
     return corpus
 
 
@@ -71,23 +66,32 @@ def notes_of(corpus: Corpus) -> tuple[Note, ...]:
     return tuple(notes)
 
 
-def from_jsonl(folder: Path) -> Corpus:
-    """`{train,test}.jsonl` as `preprocess` writes them; the dev split is a tenth of the training speakers."""
-    train, test = ([*read_jsonl(folder / f"{split}.jsonl")] for split in ("train", "test"))
-    mapping = folder / "phone_mapping.json"
-    phones = phones_of(mapping) if mapping.exists() else PHONES_39
-    reject_unlike([*train, *test], len(phones), folder)
-    return normalised(_with_dev(train, test, phones, str(folder)))
+def from_folder(folder: Path) -> Corpus:
+    """A TIMIT folder, with the benchmark's MFCC features, or `{train,test}.jsonl` as `preprocess` writes
+    them; the dev split is a tenth of the training speakers.
+    """
+    phones = PHONES_39
+    if is_timit(folder):
+        train, test = ([*read_split(folder, split)] for split in ("TRAIN", "TEST"))
+    else:
+        train, test = ([*read_jsonl(folder / f"{split}.jsonl")] for split in ("train", "test"))
+        mapping = folder / "phone_mapping.json"
+        phones = phones_of(mapping) if mapping.exists() else phones
+        reject_unlike([*train, *test], len(phones), folder)
+    if not train:
+        raise BadDataError("no utterance in the training set", location=str(folder))
+    speakers = sorted({u.speaker for u in train})
+    held_out = set(speakers[:: max(2, min(10, len(speakers)))]) if len(speakers) > 1 else set()
+    dev = [u for u in train if u.speaker in held_out]
+    train = [u for u in train if u.speaker not in held_out]
+    return normalised(Corpus(train, dev, test, phones, str(folder)))
 
 
 def read_jsonl(path: Path) -> Iterator[Utterance]:
     """Utterances in the TIMIT benchmark's JSON lines. Raises MissingError and BadDataError."""
     if not path.is_file():
-        raise MissingError(
-            "no such file",
-            location=path,
-            fix="make it with: lab run semicrf preprocess --timit-dir ... --output-dir ...",
-        )
+        fix = "make it with: lab run semicrf preprocess --timit-dir ... --output-dir ..."
+        raise MissingError("no such file", location=path, fix=fix)
     with path.open("rb") as file:
         for number, line in enumerate(file, start=1):
             if line.strip():
@@ -96,12 +100,12 @@ def read_jsonl(path: Path) -> Iterator[Utterance]:
 
 def _utterance(line: bytes, location: str) -> Utterance:
     try:
-        row: dict[str, Any] = decoded(line)
+        # Python's json writes NaN and Infinity, though JSON has neither.
+        row = (json.loads if b"NaN" in line or b"Infinity" in line else msgspec.json.decode)(line)
         with np.errstate(over="ignore"):  # named below
             features = np.asarray(row["features"], dtype=np.float32)
-        segments = tuple(
-            (index(s), index(e), index(c)) for s, e, c in row["segments"]
-        )  # 5.9 does not name a frame
+        # 5.9 does not name a frame.
+        segments = tuple((index(s), index(e), index(c)) for s, e, c in row["segments"])
         name, speaker = str(row["utterance_id"]), str(row["speaker_id"])
     except (msgspec.DecodeError, KeyError, TypeError, ValueError) as error:
         raise BadDataError(f"not an utterance: {type(error).__name__}: {error}", location=location) from error
@@ -115,17 +119,9 @@ def _utterance(line: bytes, location: str) -> Utterance:
         t, d = np.argwhere(~np.isfinite(features))[0].tolist()
         number = {"nan": "NaN"}.get(str(features[t, d]), f"{features[t, d]} in float32")
         problem = f"utterance {name}, frame {t}, feature {d} is {number}"
-        raise BadDataError(
-            problem, location=location, fix="leave the utterance out: it would spoil all by their mean"
-        )
+        fix = "leave the utterance out: it would spoil all by their mean"
+        raise BadDataError(problem, location=location, fix=fix)
     return Utterance(name, speaker, features, segments, mended)
-
-
-def decoded(line: bytes) -> Any:
-    """The line's content; with NaN and Infinity, which Python's json writes though JSON has neither."""
-    if b"NaN" in line or b"Infinity" in line:
-        return json.loads(line)
-    return msgspec.json.decode(line)
 
 
 class Mapping(msgspec.Struct):
@@ -161,27 +157,6 @@ def reject_unlike(utterances: list[Utterance], phones: int, folder: Path) -> Non
             raise BadDataError(text, location=folder, fix="phone_mapping.json beside it names them")
 
 
-def from_timit(folder: Path) -> Corpus:
-    """A TIMIT folder read directly, with the benchmark's MFCC features."""
-    train, test = (
-        [
-            Utterance(u["utterance_id"], u["speaker_id"], u["features"], tuple(u["segments"]))
-            for u in read_split(folder, split)
-        ]
-        for split in ("TRAIN", "TEST")
-    )
-    return normalised(_with_dev(train, test, PHONES_39, str(folder)))
-
-
-def _with_dev(train: list[Utterance], test: list[Utterance], phones: tuple[str, ...], origin: str) -> Corpus:
-    if not train:
-        raise BadDataError("no utterance in the training set", location=origin)
-    speakers = sorted({u.speaker for u in train})
-    held_out = set(speakers[:: max(2, min(10, len(speakers)))]) if len(speakers) > 1 else set()
-    dev = [u for u in train if u.speaker in held_out]
-    return Corpus([u for u in train if u.speaker not in held_out], dev, test, phones, origin)
-
-
 # The synthetic corpus is made by known parameters: it exercises every path and is not speech. For each
 # utterance it draws phones by a bigram without repeats, durations by a shifted negative binomial per phone,
 # and features by an AR(1) process around the phone's mean with coarticulation at the boundaries.
@@ -193,14 +168,10 @@ def synthetic(config: TrainConfig) -> Corpus:
     """The generator's corpus; the same config gives the same bits."""
     dice = np.random.default_rng(config.seed)
     truth = Truth.draw(dice, config.phones)
-    sizes = {
-        "train": config.utterances,
-        "dev": max(2, config.utterances // 4),
-        "test": max(2, config.utterances // 4),
-    }
+    quarter = max(2, config.utterances // 4)
     train, dev, test = (
         [truth.utterance(dice, f"{split}_{number:05d}", config.mean_segments) for number in range(count)]
-        for split, count in sizes.items()
+        for split, count in {"train": config.utterances, "dev": quarter, "test": quarter}.items()
     )
     return normalised(Corpus(train, dev, test, PHONES_39[: config.phones], "synthetic"))
 
@@ -234,9 +205,8 @@ class Truth:
         durations = 1 + dice.negative_binomial(4, 4 / (4 + (mean - 1)))  # a tail as speech has, of shape 4
         ends = np.cumsum(durations).tolist()
         segments = tuple(zip([0, *ends[:-1]], ends, phones, strict=True))
-        return Utterance(
-            name, f"S{dice.integers(10**6):06d}", self.features(dice, phones, durations), segments
-        )
+        speaker = f"S{dice.integers(10**6):06d}"
+        return Utterance(name, speaker, self.features(dice, phones, durations), segments)
 
     def features(self, dice: np.random.Generator, phones: Sequence[int], durations: np.ndarray) -> np.ndarray:
         clean = np.repeat(self.means[list(phones)], durations, axis=0)

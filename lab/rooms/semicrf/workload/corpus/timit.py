@@ -19,6 +19,7 @@ import numpy as np
 
 from lab.core.files import replacing, write_atomic
 from lab.errors import BadDataError, MissingError
+from lab.rooms.semicrf.workload.corpus.utterances import Utterance
 
 _NAMES = (
     "aa ae ah aw ay b ch d dh dx eh er ey f g hh ih iy jh k l m n ng ow oy p r s sh sil t th uh uw v w y z"
@@ -51,14 +52,14 @@ def read_phones(path: Path) -> list[tuple[int, int, int]]:
         words = line.split()
         if not words:
             continue
+        location = f"{path}:{number}"
         try:
             start, end, phone = int(words[0]), int(words[1]), FOLDING[words[2].lower()]
         except (IndexError, ValueError, KeyError) as error:
-            raise BadDataError(
-                f"not a line `start end phone` of TIMIT: {line!r}", location=f"{path}:{number}"
-            ) from error
+            text = f"not a line `start end phone` of TIMIT: {line!r}"
+            raise BadDataError(text, location=location) from error
         if end <= start or (segments and start < segments[-1][1]):
-            raise BadDataError("segments overlap or end before they start", location=f"{path}:{number}")
+            raise BadDataError("segments overlap or end before they start", location=location)
         segments.append((start, end, PHONES_39.index(phone)))
     if not segments:
         raise BadDataError("no segment in this file", location=path)
@@ -86,13 +87,9 @@ def frames_of(phones: list[tuple[int, int, int]], frames: int, path: Path) -> li
         )
     if frames - round(phones[-1][1] / HOP) > MOST_REST:
         phones = [*phones, (phones[-1][1], frames * HOP, PHONES_39.index("sil"))]
-    edges = [0, *(round(end / HOP) for _, end, _ in phones[:-1]), frames]
-    edges = [min(edge, frames) for edge in edges]
-    return [
-        (start, end, label)
-        for start, end, (_, _, label) in zip(edges[:-1], edges[1:], phones, strict=True)
-        if end > start
-    ]
+    edges = [0, *(min(round(end / HOP), frames) for _, end, _ in phones[:-1]), frames]
+    tiles = zip(edges[:-1], edges[1:], (label for _, _, label in phones), strict=True)
+    return [(start, end, label) for start, end, label in tiles if end > start]
 
 
 def is_timit(folder: Path) -> bool:
@@ -101,34 +98,26 @@ def is_timit(folder: Path) -> bool:
 
 def read_split(
     folder: Path, split: str, *, feature_type: str = "mfcc", n_mfcc: int = 13, n_mels: int = 80
-) -> Iterator[dict[str, Any]]:
+) -> Iterator[Utterance]:
     """Utterances of TRAIN or TEST in the order of their paths.
 
-    Each is a dict: utterance_id, speaker_id, features (T, D), labels, segments. Raises MissingError for a
-    sentence without its sound, BadDataError for a broken file, naming it.
+    Raises MissingError for a sentence without its sound, BadDataError for a broken file, naming it.
     """
     root = _child(folder, split)
     if root is None:
-        raise MissingError(
-            f"no folder {split}", location=folder, fix="name the folder that holds TRAIN and TEST"
-        )
-    phn = sorted(
-        p for p in root.rglob("*") if p.suffix.lower() == ".phn" and not p.stem.lower().startswith("sa")
-    )
+        fix = "name the folder that holds TRAIN and TEST"
+        raise MissingError(f"no folder {split}", location=folder, fix=fix)
+    phn = sorted(p for p in root.rglob("*") if p.suffix.lower() == ".phn")
+    phn = [path for path in phn if not path.stem.lower().startswith("sa")]
     if not phn:
         raise MissingError("no .PHN file below this folder", location=root)
     for path in phn:
         samples = read_sound(_sound_beside(path))
         features = mfcc(samples, n_mfcc) if feature_type == "mfcc" else log_mel(samples, n_mels)
-        segments = frames_of(read_phones(path), len(features), path)
+        segments = tuple(frames_of(read_phones(path), len(features), path))
         speaker = path.parent.name.upper()
-        yield {
-            "utterance_id": f"{path.parent.parent.name.upper()}_{speaker}_{path.stem.upper()}",
-            "speaker_id": speaker,
-            "features": features,
-            "segments": segments,
-            "labels": [label for start, end, label in segments for _ in range(end - start)],
-        }
+        name = f"{path.parent.parent.name.upper()}_{speaker}_{path.stem.upper()}"
+        yield Utterance(name, speaker, features, segments)
 
 
 def _sound_beside(path: Path) -> Path:
@@ -151,21 +140,23 @@ def preprocess(
         durations: dict[int, list[int]] = {}
         count = 0
         with replacing(path) as file:
-            for row in read_split(timit_dir, split, feature_type=feature_type, n_mfcc=n_mfcc, n_mels=n_mels):
-                features = np.round(row["features"], 5).tolist()
-                file.write(msgspec.json.encode({**row, "features": features}) + b"\n")
+            for u in read_split(timit_dir, split, feature_type=feature_type, n_mfcc=n_mfcc, n_mels=n_mels):
+                row = {
+                    "utterance_id": u.name,
+                    "speaker_id": u.speaker,
+                    "features": np.round(u.features, 5).tolist(),
+                    "segments": u.segments,
+                    "labels": u.labels.tolist(),
+                }
+                file.write(msgspec.json.encode(row) + b"\n")
                 count += 1
-                for start, end, label in row["segments"]:
+                for start, end, label in u.segments:
                     durations.setdefault(label, []).append(end - start)
         yield f"{path}: {count} utterances"
         stats = {PHONES_39[label]: _stats(np.array(values)) for label, values in sorted(durations.items())}
         yield _write(output_dir / f"{split.lower()}_segment_stats.json", stats)
-    mapping = {
-        "phones_39": PHONES_39,
-        "phone_to_idx": {p: i for i, p in enumerate(PHONES_39)},
-        "phone_61_to_39": FOLDING,
-    }
-    yield _write(output_dir / "phone_mapping.json", mapping)
+    mapping = {"phones_39": PHONES_39, "phone_to_idx": {p: i for i, p in enumerate(PHONES_39)}}
+    yield _write(output_dir / "phone_mapping.json", {**mapping, "phone_61_to_39": FOLDING})
 
 
 def _stats(values: np.ndarray) -> dict[str, float]:
@@ -194,31 +185,36 @@ MOST_BYTES = 64 << 20  # a TIMIT sentence is some 100 kB
 
 
 def read_sound(path: Path) -> np.ndarray:
-    """(N,) float64 in [-1, 1): 16-bit mono at 16 kHz, from NIST SPHERE (uncompressed) or RIFF."""
+    """(N,) float64 in [-1, 1). Raises BadDataError, also where the header promises more samples than the file
+    has.
+    """
     if path.stat().st_size > MOST_BYTES:
         raise BadDataError("too large for one sentence", location=path)
     data = path.read_bytes()
-    if data[:7] == b"NIST_1A":
-        return _sphere(data, path)
+    body, promised, order = (_sphere if data[:7] == b"NIST_1A" else _riff)(data, path)
+    if len(body) < 2 * promised:
+        fix = "copy it again: its labels would belong to sound that is not there"
+        raise BadDataError(f"truncated: {len(body) // 2} of {promised} samples", location=path, fix=fix)
+    samples: np.ndarray = np.frombuffer(body[: 2 * promised], order).astype(np.float64) / 32768.0
+    return samples
+
+
+def _riff(data: bytes, path: Path) -> tuple[bytes, int, str]:
+    """(samples, their number by the header, their order of bytes)."""
     try:
         with wave.open(io.BytesIO(data)) as file:
             if (file.getnchannels(), file.getsampwidth(), file.getframerate()) != (1, 2, RATE_HZ):
                 raise BadDataError("not 16-bit mono at 16 kHz", location=path)
-            body = file.readframes(file.getnframes())
-            _check_whole(body, file.getnframes(), path)
-            return _floats(body, "<i2")
+            return file.readframes(file.getnframes()), file.getnframes(), "<i2"
     except (wave.Error, EOFError) as error:
         raise BadDataError(f"neither NIST SPHERE nor RIFF sound: {error}", location=path) from error
 
 
-def _sphere(data: bytes, path: Path) -> np.ndarray:
+def _sphere(data: bytes, path: Path) -> tuple[bytes, int, str]:
     try:
         size = int(data[8:16])
-        fields = dict(
-            _field(line)
-            for line in data[16:size].decode("ascii", "replace").splitlines()
-            if line.count(" ") >= 2
-        )
+        lines = (line.split(" ", 2) for line in data[16:size].decode("ascii", "replace").splitlines())
+        fields = {words[0]: words[2].strip() for words in lines if len(words) == 3}
         promised = int(fields.get("sample_count", (len(data) - size) // 2))
     except ValueError as error:
         raise BadDataError(f"unreadable NIST SPHERE header: {error}", location=path) from error
@@ -226,30 +222,9 @@ def _sphere(data: bytes, path: Path) -> np.ndarray:
         raise BadDataError("not mono at 16 kHz", location=path)
     coding = fields.get("sample_coding", "pcm")
     if coding != "pcm":
-        raise BadDataError(
-            f"sample coding {coding!r}", location=path, fix="decompress it with NIST's w_decode or sox"
-        )
-    order = ">i2" if fields.get("sample_byte_format") == "10" else "<i2"
-    body = data[size:]
-    _check_whole(body, promised, path)
-    return _floats(body[: 2 * promised], order)
-
-
-def _check_whole(body: bytes, promised: int, path: Path) -> None:
-    """Raises BadDataError where the header promises more samples than the file has."""
-    if len(body) < 2 * promised:
-        fix = "copy it again: its labels would belong to sound that is not there"
-        raise BadDataError(f"truncated: {len(body) // 2} of {promised} samples", location=path, fix=fix)
-
-
-def _floats(data: bytes, order: str) -> np.ndarray:
-    samples: np.ndarray = np.frombuffer(data, order).astype(np.float64) / 32768.0
-    return samples
-
-
-def _field(line: str) -> tuple[str, str]:
-    name, _, value = line.split(" ", 2)
-    return name, value.strip()
+        fix = "decompress it with NIST's w_decode or sox"
+        raise BadDataError(f"sample coding {coding!r}", location=path, fix=fix)
+    return data[size:], promised, ">i2" if fields.get("sample_byte_format") == "10" else "<i2"
 
 
 def mfcc(samples: np.ndarray, count: int = 13) -> np.ndarray:

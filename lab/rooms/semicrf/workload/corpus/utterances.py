@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
@@ -61,22 +61,20 @@ class Corpus:
     def dim(self) -> int:
         return int(self.train[0].features.shape[1])
 
+    def with_splits(self, change: Callable[[list[Utterance]], list[Utterance]]) -> Corpus:
+        return replace(self, train=change(self.train), dev=change(self.dev), test=change(self.test))
+
 
 def cropped(corpus: Corpus, length: int) -> Corpus:
     """Every utterance cut to its first `length` frames, shorter ones left out; nothing is padded."""
 
     def cut(utterances: list[Utterance]) -> list[Utterance]:
-        return [
-            replace(
-                u,
-                features=u.features[:length],
-                segments=tuple((s, min(e, length), c) for s, e, c in u.segments if s < length),
-            )
-            for u in utterances
-            if len(u.features) >= length
-        ]
+        long = [u for u in utterances if len(u.features) >= length]
+        tiles = [tuple((s, min(e, length), c) for s, e, c in u.segments if s < length) for u in long]
+        pairs = zip(long, tiles, strict=True)
+        return [replace(u, features=u.features[:length], segments=segments) for u, segments in pairs]
 
-    return replace(corpus, train=cut(corpus.train), dev=cut(corpus.dev), test=cut(corpus.test))
+    return corpus.with_splits(cut)
 
 
 def tiled(segments: Sequence[Segment], frames: int) -> tuple[tuple[Segment, ...], tuple[str, ...]]:
@@ -124,7 +122,7 @@ def normalised(corpus: Corpus) -> Corpus:
     def scaled(utterances: list[Utterance]) -> list[Utterance]:
         return [replace(u, features=((u.features - mean) / deviation).astype(np.float32)) for u in utterances]
 
-    return replace(corpus, train=scaled(corpus.train), dev=scaled(corpus.dev), test=scaled(corpus.test))
+    return corpus.with_splits(scaled)
 
 
 def batches(utterances: Sequence[Utterance], size: int, order: np.ndarray) -> Iterator[list[Utterance]]:

@@ -8,27 +8,30 @@ where to look. Limits of all but the last are wide: what only lost digits is `pr
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from lab.rooms.semicrf.model import log_domain, naive
-from lab.rooms.semicrf.model.problem import inside, make_problem
+from lab.rooms.semicrf.model.problem import Problem, inside, make_problem
 from lab.rooms.semicrf.workload.cases import (
     Case,
     Partition,
+    Row,
     Solution,
     difference,
+    finite_number,
     mass_error,
     poison_free_memory,
     random_case,
     same_bits,
     solve,
+    words_of,
 )
-from lab.rooms.semicrf.workload.probes import Row, row
 
 REPEATS = 20
 WIDE, WIDE_GRADIENT = 0.004, 0.05
@@ -71,33 +74,25 @@ class Kernel:
         """What the definition gives in float64 on the CPU, of the same float32 numbers."""
         _, frames, labels = case.score_BTC.shape
         longest = len(case.duration_KC)
-        few = labels * (labels + 1) ** (frames - 1) <= ENUMERATED
-        plain = enumerated if few else from_definition if frames * longest <= 600 else by_log_domain
-        return solve(case.to("cpu", torch.float32).to(dtype=torch.float64), self.modelled(plain), weight_B)
+        few, short = labels * (labels + 1) ** (frames - 1) <= ENUMERATED, frames * longest <= 600
+        plain = enumerated if few else (naive if short else log_domain).log_partition
+        case = case.to("cpu", torch.float32).to(dtype=torch.float64)
+        return solve(case, self.modelled(lambda **model: plain(make_problem(**model))), weight_B)
 
-    def case(self, seed: int, batch: int, frames: int, longest: int, classes: int, **options: Any) -> Case:
-        """A random case that the kernel can take, as long as `frames` in every sequence."""
-        dice = torch.Generator().manual_seed(seed)
-        case = random_case(dice, batch, frames, self.longest or longest, classes, **options)
-        case = replace(case, lengths_B=torch.full_like(case.lengths_B, frames))
+    def case(self, seed: int, *shape: int, lengths: Sequence[int] = (), **options: Any) -> Case:
+        """A random case (B, T, K, C) that the kernel can take; sequences have T frames or these lengths."""
+        batch, frames, longest, classes = shape
+        case = random_case(seed, (batch, frames, self.longest or longest, classes), **options)
+        case = replace(case, lengths_B=torch.tensor(lengths or [frames] * batch))
         if self.longest is not None:
-            case = replace(case, duration_KC=torch.zeros_like(case.duration_KC))
+            case = without(case, "duration_KC")
         return case if self.ends else without(case, "start_C", "end_C")
 
 
-def enumerated(**model: Any) -> Tensor:
+def enumerated(problem: Problem) -> Tensor:
     """log Z by the list of all segmentations."""
-    problem = make_problem(**model)
     scores = (naive.enumerate_segmentations(problem, b)[1] for b in range(problem.shape[0]))
     return torch.stack([log_domain.logsumexp(score_N, 0) for score_N in scores])
-
-
-def from_definition(**model: Any) -> Tensor:
-    return naive.log_partition(make_problem(**model))
-
-
-def by_log_domain(**model: Any) -> Tensor:
-    return log_domain.log_partition(make_problem(**model))
 
 
 def kernel_probes(kernel: Kernel) -> Iterator[Row]:
@@ -106,10 +101,15 @@ def kernel_probes(kernel: Kernel) -> Iterator[Row]:
         try:
             answer = probe(kernel)
         except Exception as error:  # noqa: BLE001  a crash of a probe is its answer
-            words = (str(error).splitlines() or [""])[0]
-            answer = False, math.nan, 0.0, f"{type(error).__name__}: {words}"
+            answer = False, math.nan, 0.0, words_of(error)
         if answer is not None:
             yield row(title, cause, *answer, backend=kernel.name)
+
+
+def row(probe: str, cause: str, clean: bool, value: float, limit: float, text: str, backend: str = "") -> Row:
+    number = finite_number(value)
+    answer = {"clean": bool(clean), "value": number, "limit": limit, "text": text}
+    return {"probe": probe, "cause": cause, "backend": backend, **answer}
 
 
 def without(case: Case, *names: str) -> Case:
@@ -125,8 +125,14 @@ def log_z_error(found_B: Tensor, right_B: Tensor) -> Tensor:
     return torch.where(found_B == right_B, torch.zeros_like(error_B), error_B).nan_to_num(nan=math.inf)
 
 
-def agrees(kernel: Kernel, *cases: Case, limit: float = WIDE) -> Answer:
-    """log Z of each case against the exact one."""
+def agrees(kernel: Kernel, *cases: Case, finite: str = "", limit: float = WIDE) -> Answer:
+    """log Z of each case against the exact one; with `finite`, the words for what the scores are, whether
+    all that comes out is finite is asked first.
+    """
+    for case in cases if finite else ():
+        wild = kernel.solve(case).first_nonfinite()
+        if wild:
+            return False, math.inf, 0.0, f"{finite} a {wild} that is not finite"
     worst = 0.0
     for case in cases:
         found_B, right_B = kernel.solve(case).logZ_B, kernel.exact(case).logZ_B
@@ -174,14 +180,12 @@ def _ends(kernel: Kernel) -> Answer | None:
 
 
 def _lengths(kernel: Kernel) -> Answer:
-    case = kernel.case(6, 4, 6, 4, 2, scale=2.0)
-    return agrees(kernel, replace(case, lengths_B=torch.tensor([6, 1, 4, 5])))
+    return agrees(kernel, kernel.case(6, 4, 6, 4, 2, scale=2.0, lengths=[6, 1, 4, 5]))
 
 
 def _padding(kernel: Kernel) -> Answer:
     """Padding, NaN included, and the former content of memory must not change the result."""
-    case = kernel.case(7, 3, 7, 3, 3)
-    case = replace(case, lengths_B=torch.tensor([7, 5, 2])).padded(0, 0.0)
+    case = kernel.case(7, 3, 7, 3, 3, lengths=[7, 5, 2]).padded(0, 0.0)
     plain = kernel.solve(case)
     poison_free_memory(kernel.device)
     dirty = kernel.solve(case.padded(PADDING, math.nan))
@@ -189,46 +193,37 @@ def _padding(kernel: Kernel) -> Answer:
     within = inside(frames, case.lengths_B, kernel.device)[..., None]
     apart = (dirty.score_BTC[:, :frames] - plain.score_BTC).masked_fill(~within, 0.0)
     moved = max(float(log_z_error(dirty.logZ_B, plain.logZ_B.double().cpu()).max()), float(apart.abs().max()))
-    wild = dirty.first_nonfinite(case.lengths_B)
-    if wild or not moved <= DIGITS:
-        text = (
-            f"NaN past the ends gives {wild} not finite" if wild else "NaN past the ends changes the result"
-        )
-        return False, moved, DIGITS, text
-    return True, moved, DIGITS, "NaN past the ends and in free memory changes nothing"
+    wild, clean = dirty.first_nonfinite(), moved <= DIGITS
+    if wild:
+        return False, moved, DIGITS, f"NaN past the ends gives {wild} not finite"
+    changed = "and in free memory changes nothing" if clean else "changes the result"
+    return clean, moved, DIGITS, f"NaN past the ends {changed}"
 
 
 def _masks(kernel: Kernel) -> Answer:
     """-inf in scores and parameters, and a sequence of the batch that nothing fits."""
     base = kernel.case(8, 2, 6, 3, 3)
-    score, transition, closed = base.score_BTC.clone(), base.transition_CC.clone(), base.score_BTC.clone()
-    score[:, 2, 1:] = -math.inf
-    transition[0, 1] = transition[2, 2] = -math.inf
-    closed[1, 3] = -math.inf
-    cases = [replace(base, score_BTC=score), replace(base, transition_CC=transition)]
-    if kernel.longest is None:
-        duration = base.duration_KC.clone()
-        duration[1] = -math.inf
-        cases.append(replace(base, duration_KC=duration))
-    cases += [replace(base, score_BTC=closed)] if kernel.infeasible else []
-    for case in cases:
-        wild = kernel.solve(case).first_nonfinite(case.lengths_B)
-        if wild:
-            return False, math.inf, 0.0, f"-inf in the scores gives a {wild} that is not finite"
-    return agrees(kernel, *cases)
+
+    def closed(name: str, *places: Any) -> Case:
+        values = getattr(base, name).clone()
+        for place in places:
+            values[place] = -math.inf
+        return replace(base, **{name: values})
+
+    cases = [closed("score_BTC", np.s_[:, 2, 1:]), closed("transition_CC", (0, 1), (2, 2))]
+    cases += [closed("duration_KC", 1)] if kernel.longest is None else []
+    cases += [closed("score_BTC", (1, 3))] if kernel.infeasible else []
+    return agrees(kernel, *cases, finite="-inf in the scores gives")
 
 
 def _composition(kernel: Kernel) -> Answer:
     """Each sequence alone, and the batch in reverse order, against the whole batch."""
-    case = kernel.case(9, 4, 12, 3, 3)
-    case = replace(case, lengths_B=torch.tensor([12, 9, 4, 12]))
-    case = replace(
-        case, score_BTC=case.score_BTC * torch.tensor([1.0, 40.0, 1.0, 0.1]).view(4, 1, 1).double()
-    )
+    case = kernel.case(9, 4, 12, 3, 3, lengths=[12, 9, 4, 12])
+    scale_B11 = torch.tensor([1.0, 40.0, 1.0, 0.1]).view(4, 1, 1).double()
+    case = replace(case, score_BTC=case.score_BTC * scale_B11)
     together = kernel.solve(case).logZ_B
-    order = [3, 2, 1, 0]
-    turned = kernel.solve(case.rows(order)).logZ_B.flip(0)
-    alone = torch.cat([kernel.solve(case.rows([b])).logZ_B for b in range(4)])
+    turned = kernel.solve(case.only([3, 2, 1, 0])).logZ_B.flip(0)
+    alone = torch.cat([kernel.solve(case.only([b])).logZ_B for b in range(4)])
     gap = max(float(log_z_error(x, together.double().cpu()).max()) for x in (turned, alone))
     apart = int((together != turned).sum() + (together != alone).sum())
     if gap > DIGITS:
@@ -239,14 +234,11 @@ def _composition(kernel: Kernel) -> Answer:
 
 def _gradients(kernel: Kernel) -> Answer:
     """By every input, of a loss that weighs each sequence by itself."""
-    case = kernel.case(10, 3, 6, 3, 2, scale=1.5)
-    case = replace(case, lengths_B=torch.tensor([6, 4, 1]))
+    case = kernel.case(10, 3, 6, 3, 2, scale=1.5, lengths=[6, 4, 1])
     for weights, words in (([1.0, 1.0, 1.0], ""), ([2.0, -0.5, 1.0], " of a loss that weighs its sequences")):
-        weight_B = torch.tensor(weights)
-        name, error = gradient_error(kernel, case, weight_B)
+        name, error = gradient_error(kernel, case, torch.tensor(weights))
         if not error <= WIDE_GRADIENT:
-            text = f"the gradient by {name}{words} is off by {error:.2g}"
-            return False, error, WIDE_GRADIENT, text
+            return False, error, WIDE_GRADIENT, f"the gradient by {name}{words} is off by {error:.2g}"
     return True, error, WIDE_GRADIENT, "all gradients are those of the enumeration"
 
 
@@ -271,13 +263,8 @@ def _mass(kernel: Kernel) -> Answer:
 def _large(kernel: Kernel) -> Answer:
     """Scores of some hundred, as a sure network has them."""
     case = kernel.case(12, 2, 6, 3, 2)
-    cases = [replace(case, score_BTC=case.score_BTC * 150)]
-    cases.append(replace(case, transition_CC=case.transition_CC * 150))
-    for spread in cases:
-        wild = kernel.solve(spread).first_nonfinite(case.lengths_B)
-        if wild:
-            return False, math.inf, 0.0, f"scores of some hundred give a {wild} that is not finite"
-    return agrees(kernel, *cases)
+    large = (replace(case, **{name: 150 * vars(case)[name]}) for name in ("score_BTC", "transition_CC"))
+    return agrees(kernel, *large, finite="scores of some hundred give")
 
 
 def _long(kernel: Kernel) -> Answer:
@@ -290,12 +277,7 @@ def _precision(kernel: Kernel) -> Answer:
     case = kernel.case(14, 3, 20, 4, 3)
     name, off = gradient_error(kernel, case, torch.ones(3))
     if not off <= GRADIENT_DIGITS:
-        return (
-            False,
-            off,
-            GRADIENT_DIGITS,
-            f"of {case.score_BTC.shape[1]} frames the gradient by {name} is off by {off:.2g}",
-        )
+        return False, off, GRADIENT_DIGITS, f"of 20 frames the gradient by {name} is off by {off:.2g}"
     errors = {}
     for frames in GROWTH:
         case = kernel.case(15, 1, frames, 5, 4)

@@ -9,14 +9,15 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass
 
 import torch
 from torch import Tensor
 
 from lab.rooms.semicrf.model.head import SemiCRF
 from lab.rooms.semicrf.model.naive import segmentations
-from lab.rooms.semicrf.workload.probes import Row, row
+from lab.rooms.semicrf.workload.cases import Row
+from lab.rooms.semicrf.workload.probes.kernel import row
 
 FRAMES, CLASSES, DURATIONS = 5, 3, 4
 DRIFT_STEPS = 100
@@ -63,12 +64,18 @@ def lint_objective(head: SemiCRF, *, seed: int = 0) -> list[Finding]:
 def tiny(head: SemiCRF) -> SemiCRF:
     """The head's own loss on the first few labels and durations of its parameters, in float64 on the CPU."""
     c, k = min(CLASSES, head.transition_CC.shape[0]), min(DURATIONS, head.duration_KC.shape[0])
-    small = SemiCRF(c, k, backend=head.backend, over_long="split").double()
-    small.partition, small.gold = head.partition, head.gold
+    small = like(head, c, k).double()
     values = (head.transitions()[:c, :c], head.duration_KC[:k, :c], head.start_C[:c], head.end_C[:c])
     parameters = (small.transition_CC, small.duration_KC, small.start_C, small.end_C)
     for parameter, value in zip(parameters, values, strict=True):
         parameter.data.copy_(value)
+    return small
+
+
+def like(head: SemiCRF, classes: int, longest: int) -> SemiCRF:
+    """A head of another size with the same loss."""
+    small = SemiCRF(classes, longest, backend=head.backend)
+    small.partition, small.gold = head.partition, head.gold
     return small
 
 
@@ -82,9 +89,8 @@ def outcomes(longest: int, classes: int) -> tuple[Tensor, Tensor]:
 
 def objective_probes(head: SemiCRF) -> Iterator[Row]:
     """Is the loss a probability, and does a small training with it converge?"""
-    for finding in lint_objective(head):
-        title, limits = f"linter: {finding.check}", (finding.value, finding.limit)
-        yield row(title, "objective", finding.ok, *limits, finding.text)
+    for name, *answer in map(astuple, lint_objective(head)):
+        yield row(f"linter: {name}", "objective", *answer)
     yield drift_probe(head)
 
 
@@ -94,13 +100,11 @@ def drift_probe(head: SemiCRF) -> Row:
     If the objective is a probability, the gradient falls as they grow, and NLL >= 0.
     """
     dice = torch.Generator().manual_seed(3)
-    classes, longest, frames = 4, 6, 20
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(3)
-        small = SemiCRF(classes, longest, backend=head.backend)
-    small.partition, small.gold = head.partition, head.gold
-    score = 0.1 * torch.randn(4, frames, classes, generator=dice)
-    labels = torch.randint(0, classes, (4, frames // 5), generator=dice).repeat_interleave(5, dim=1)
+        small = like(head, 4, 6)
+    score = 0.1 * torch.randn(4, 20, 4, generator=dice)
+    labels = torch.randint(0, 4, (4, 4), generator=dice).repeat_interleave(5, dim=1)
     optimizer = torch.optim.Adam(small.parameters(), lr=0.2)
     losses, norms = [], []
     for _ in range(DRIFT_STEPS):

@@ -116,7 +116,7 @@ def test_a_view_that_is_not_contiguous_is_read_as_it_is_meant():
     problem = random_problem(2, 12, 4, 5, seed=2)
     turned = problem.score_BTC.permute(2, 1, 0).contiguous().permute(2, 1, 0)
     assert not turned.is_contiguous()
-    strided = replace(problem, score_BTC=turned, transition=problem.transition.t().contiguous().t())
+    strided = replace(problem, score_BTC=turned, transition_CC=problem.transition_CC.t().contiguous().t())
     assert gaps(solve(problem), solve(strided)) == []
 
 

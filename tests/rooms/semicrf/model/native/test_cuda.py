@@ -21,7 +21,7 @@ from lab.rooms.semicrf.model.autograd import MendedCounts  # noqa: E402
 from lab.rooms.semicrf.model.native import cuda as native_cuda  # noqa: E402
 from lab.rooms.semicrf.model.problem import admitted, make_problem  # noqa: E402
 from lab.rooms.semicrf.workload.cases import random_case, solve  # noqa: E402
-from lab.rooms.semicrf.workload.checks.values import stale_messages  # noqa: E402
+from lab.rooms.semicrf.workload.check import stale_messages  # noqa: E402
 from tests.rooms.semicrf.model.native.emulated import SMALL, Emulated, build  # noqa: E402
 from tests.rooms.semicrf.problems import (  # noqa: E402
     COUNTS,
@@ -218,7 +218,9 @@ def cut(problem, row):
     """One sequence without its padding."""
     length = problem.lengths_B[row : row + 1]
     one = problem.score_BTC[row : row + 1, : int(length)]
-    return make_problem(one, problem.transition, problem.duration_KC, length, problem.start_C, problem.end_C)
+    return make_problem(
+        one, problem.transition_CC, problem.duration_KC, length, problem.start_C, problem.end_C
+    )
 
 
 @compiler
@@ -227,7 +229,7 @@ def test_nan_in_the_padding_moves_no_bit(run):
     outside = torch.arange(18) >= problem.lengths_B[:, None]
     poisoned = make_problem(
         problem.score_BTC.masked_fill(outside[..., None], float("nan")),
-        problem.transition,
+        problem.transition_CC,
         problem.duration_KC,
         problem.lengths_B,
         problem.start_C,
@@ -243,7 +245,7 @@ def test_hostile_scores_and_grammars_give_what_torch_gives(run, dtype):
     problem.score_BTC[0, 3] = torch.tensor([1e9, -1e30, 0.0])
     problem.score_BTC[2, 4, 1:] = -1e30
     problem.score_BTC[1, 2, :] = -float("inf")
-    problem.transition[1] = -float("inf")
+    problem.transition_CC[1] = -float("inf")
     _, found = run(problem)
     expected = log_domain.posteriors(admitted(problem))
     assert (
@@ -259,7 +261,7 @@ def test_hostile_scores_and_grammars_give_what_torch_gives(run, dtype):
 def test_a_label_that_no_minus_infinity_forbids_is_reachable_though_float32_cannot_hold_its_weight(run):
     problem = random_problem(1, 6, 3, 2, dtype=torch.float32)
     problem.score_BTC[0, 2] = torch.tensor([9e11, -9e11])
-    problem.start_C[0] = problem.transition[1, 0] = -float("inf")
+    problem.start_C[0] = problem.transition_CC[1, 0] = -float("inf")
     state, found = run(problem)
     assert state.again.tolist() == [0] and float(found.log_z_B) == pytest.approx(-9e11, rel=1e-6)
     assert bool((found.label_BTC[0, 2] == torch.tensor([0, 1])).all())
@@ -269,10 +271,9 @@ def soft_problems(dtype):
     """Penalties that a scaled float can lose between two messages, on some of each kind of score."""
     generator = torch.Generator().manual_seed(4)
     for penalty in (40.0, 80.0, 660.0):
-        for kind in ("duration", "transition", "start", "end", "score"):
+        for kind in ("duration_KC", "transition_CC", "start_C", "end_C", "score_BTC"):
             problem = random_problem(2, 30, 3, 4, dtype=dtype, scale=0.5, seed=int(penalty))
-            names = {"duration": "duration_KC", "start": "start_C", "end": "end_C", "score": "score_BTC"}
-            value = getattr(problem, names.get(kind, kind))
+            value = getattr(problem, kind)
             chosen = torch.rand(value.shape, generator=generator) < 0.6
             value[chosen] -= penalty
             yield penalty, kind, problem
@@ -300,8 +301,8 @@ def test_soft_penalties_lose_no_mass_between_the_messages(run, dtype):
 def test_a_short_sequence_whose_start_weighs_2_to_the_760_has_finite_counts(run):
     """The largest transition, e^-543, moves into durations and out of the start."""
     problem = random_problem(1, 3, 4, 2, seed=1)
-    problem.transition[0] = -float("inf")
-    problem.transition[1] = torch.tensor([-544.1, -543.2])
+    problem.transition_CC[0] = -float("inf")
+    problem.transition_CC[1] = torch.tensor([-544.1, -543.2])
     problem.score_BTC[0, 0, 0] = -1e30
     for length in (1, 2, 3):
         problem.lengths_B[0] = length
@@ -409,13 +410,13 @@ def test_what_an_alarm_does_to_the_counts_is_audited(run):
 @compiler
 def test_stale_messages_are_noticed_and_mended(run, monkeypatch):
     """What `check` plants on a GPU."""
-    case = random_case(torch.Generator().manual_seed(1), 3, 9, 4, 3)
-    run(make_problem(*case.inputs().values()))
+    case = random_case(1, (3, 9, 4, 3))
+    run(make_problem(**case.arguments()))
     monkeypatch.setattr(choose, "engine_for", lambda score_BTC: native_cuda)
     found, exact = solve(case, functools.partial(stale_messages, backend="native")), solve(case, "naive")
     assert found.mended is not None
-    pairs = zip(found.tensors(), exact.tensors(), strict=True)
-    assert all(torch.allclose(mine, right, atol=1e-9) for (_, mine), (_, right) in pairs)
+    pairs = zip(found.tensors().values(), exact.tensors().values(), strict=True)
+    assert all(torch.allclose(mine, right, atol=1e-9) for mine, right in pairs)
 
 
 @compiler
@@ -431,7 +432,7 @@ def test_a_length_that_nobody_looked_at_is_refused_if_it_is_out_of_range(run):
 
 @compiler
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32], ids=str)
-@pytest.mark.parametrize("name", ["score_BTC", "transition", "duration_KC", "start_C", "end_C"])
+@pytest.mark.parametrize("name", ["score_BTC", "transition_CC", "duration_KC", "start_C", "end_C"])
 @pytest.mark.parametrize("value", [-1e12, -3e38])
 def test_a_large_negative_score_is_minus_inf_to_the_last_bit(run, name, value, dtype):
     """The kernels look at numbers on their way: all of an input, or a part."""
@@ -464,7 +465,7 @@ def test_a_frame_masked_whole_by_a_finite_number_says_nothing(run, value):
 
 @compiler
 @pytest.mark.parametrize("bad", [math.nan, math.inf, 2e12])
-@pytest.mark.parametrize("name", ["score_BTC", "transition", "duration_KC", "start_C", "end_C"])
+@pytest.mark.parametrize("name", ["score_BTC", "transition_CC", "duration_KC", "start_C", "end_C"])
 def test_what_is_refused_is_flagged_by_the_kernels_and_named(run, name, bad):
     for seed in range(4):
         problem = random_problem(3, 12, 5, 3, seed=seed)

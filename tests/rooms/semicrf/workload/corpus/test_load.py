@@ -15,7 +15,7 @@ import pytest
 from lab.errors import BadDataError, MissingError
 from lab.rooms.semicrf.config import PRESETS, TrainConfig
 from lab.rooms.semicrf.workload.corpus import timit
-from lab.rooms.semicrf.workload.corpus.load import from_jsonl, load_corpus
+from lab.rooms.semicrf.workload.corpus.load import from_folder, load_corpus
 from lab.rooms.semicrf.workload.corpus.utterances import cropped
 
 SMOKE = msgspec.convert(PRESETS["smoke"], TrainConfig)
@@ -110,18 +110,18 @@ def timit_folder(tmp_path):
 
 def test_a_timit_folder_becomes_frames_and_segments(timit_folder):
     rows = list(timit.read_split(timit_folder, "TRAIN"))
-    assert [row["utterance_id"] for row in rows] == [
+    assert [row.name for row in rows] == [
         "DR1_FAAA0_SX1",
         "DR1_FAAA0_SI2",
         "DR1_MBBB0_SX1",
         "DR1_MBBB0_SI2",
     ]
-    assert rows[0]["features"].shape == (101, 39) and np.isfinite(rows[0]["features"]).all()
-    names = [timit.PHONES_39[label] for _, _, label in rows[0]["segments"]]
+    assert rows[0].features.shape == (101, 39) and np.isfinite(rows[0].features).all()
+    names = [timit.PHONES_39[label] for _, _, label in rows[0].segments]
     assert names == ["sil", "sh", "sil", "t", "sil"], (
         "the last frame belongs to the last phone, not to class 0"
     )
-    assert rows[0]["segments"][-1][1] == 101 and rows[0]["segments"][1][:2] == (19, 44)
+    assert rows[0].segments[-1][1] == 101 and rows[0].segments[1][:2] == (19, 44)
 
 
 def test_preprocess_writes_what_training_reads(timit_folder, tmp_path):
@@ -129,7 +129,7 @@ def test_preprocess_writes_what_training_reads(timit_folder, tmp_path):
     list(timit.preprocess(timit_folder, out, feature_type="mfcc", n_mfcc=13, n_mels=80))
     assert json.loads((out / "phone_mapping.json").read_text())["phone_to_idx"]["sil"] == 30
     assert json.loads((out / "train_segment_stats.json").read_text())["sh"]["count"] == 4
-    read = from_jsonl(out)
+    read = from_folder(out)
     assert {u.speaker for u in read.train}.isdisjoint({u.speaker for u in read.dev}) and len(read.test) == 2
     direct = load_corpus(msgspec.structs.replace(SMOKE, data=str(timit_folder)))
     assert np.allclose(direct.test[0].features, read.test[0].features, atol=1e-3)
@@ -192,7 +192,7 @@ def test_a_bad_line_of_a_jsonl_file_is_named(tmp_path):
         text = broken if isinstance(broken, str) else json.dumps(broken)
         (tmp_path / "train.jsonl").write_text(json.dumps(good) + "\n" + text + "\n")
         with pytest.raises(BadDataError, match=words) as caught:
-            from_jsonl(tmp_path)
+            from_folder(tmp_path)
         assert "train.jsonl:2" in str(caught.value)
 
 
@@ -275,7 +275,7 @@ def test_an_utterance_unlike_the_others_is_named(tmp_path, split, change, words)
         rows = [good, {**good, "utterance_id": "b", **(change if name == split else {})}]
         (tmp_path / f"{name}.jsonl").write_text("\n".join(map(json.dumps, rows)))
     with pytest.raises(BadDataError, match=words):
-        from_jsonl(tmp_path)
+        from_folder(tmp_path)
 
 
 def write_jsonl(folder, rows):
@@ -291,14 +291,14 @@ def utterances(count, value=0.5):
 def test_frames_without_features_are_named(tmp_path):
     write_jsonl(tmp_path, [*utterances(1), {**utterances(1)[0], "features": [[]] * 3}])
     with pytest.raises(BadDataError, match="no features") as caught:
-        from_jsonl(tmp_path)
+        from_folder(tmp_path)
     assert "train.jsonl:2" in str(caught.value)
 
 
 def test_a_training_set_without_an_utterance_is_named(tmp_path):
     write_jsonl(tmp_path, [])
     with pytest.raises(BadDataError, match="no utterance in the training set"):
-        from_jsonl(tmp_path)
+        from_folder(tmp_path)
 
 
 @pytest.mark.parametrize(
@@ -316,14 +316,14 @@ def test_a_phone_mapping_that_names_no_labels_is_an_error_with_its_file(tmp_path
     write_jsonl(tmp_path, utterances(2))
     (tmp_path / "phone_mapping.json").write_text(text)
     with pytest.raises(BadDataError, match=words) as caught:
-        from_jsonl(tmp_path)
+        from_folder(tmp_path)
     assert "phone_mapping.json" in str(caught.value)
 
 
 def test_features_whose_deviation_overflows_are_named_and_not_made_nan(tmp_path):
     write_jsonl(tmp_path, [*utterances(2, 3e38), *utterances(2, -3e38)])
     with pytest.raises(BadDataError, match="feature 0 is too large"):
-        from_jsonl(tmp_path)
+        from_folder(tmp_path)
 
 
 def test_phones_of_a_longer_sound_than_there_is_are_refused(timit_folder):

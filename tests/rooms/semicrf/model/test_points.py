@@ -11,7 +11,8 @@ import pytest
 torch = pytest.importorskip("torch", reason="torch is not installed here")
 
 from lab.rooms.semicrf import SemiCRF  # noqa: E402
-from lab.rooms.semicrf.model.validation.points import Point, Validator, drift_messages  # noqa: E402
+from lab.rooms.semicrf.model.validation import Point, Validator  # noqa: E402
+from lab.rooms.semicrf.workload.common import log_drift  # noqa: E402
 
 pytestmark = pytest.mark.torch
 B, T, H, C, K = 2, 7, 5, 3, 4
@@ -148,11 +149,13 @@ def test_nothing_fires_on_nan_in_padding_masks_in_scores_or_labels_past_the_end(
     model(None).loss(score, None, LABELS).backward()
 
 
-def test_drift_is_told_in_the_guides_words():
-    assert drift_messages(7, 3.14159, 2.0) == [
-        ("DEBUG", "Epoch 7 CRF params: transition_max=3.1416, duration_bias_max=2.0000")
-    ]
-    assert drift_messages(7, 3.0, 25.0)[1] == (
+def test_drift_is_told_in_the_guides_words(caplog):
+    caplog.set_level("DEBUG", "lab.semicrf")
+    log_drift(7, 3.14159, 2.0)
+    log_drift(7, 3.0, 25.0)
+    told = [(record.levelname, record.getMessage()) for record in caplog.records]
+    assert told[0] == ("DEBUG", "Epoch 7 CRF params: transition_max=3.1416, duration_bias_max=2.0000")
+    assert told[2] == (
         "WARNING",
         "Epoch 7: CRF parameters drifting high! trans_max=3.00, dur_max=25.00. "
         "Consider increasing --crf-reg.",

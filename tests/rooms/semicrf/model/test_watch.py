@@ -22,9 +22,8 @@ from lab.rooms.semicrf.model import api, ledger, log_domain  # noqa: E402
 from lab.rooms.semicrf.model import native as choose  # noqa: E402
 from lab.rooms.semicrf.model.autograd import MendedCounts  # noqa: E402
 from lab.rooms.semicrf.model.native import cuda as native_cuda  # noqa: E402
-from lab.rooms.semicrf.model.validation.points import Validator  # noqa: E402
-from lab.rooms.semicrf.model.validation.watch import CRFWatch  # noqa: E402
-from lab.rooms.semicrf.workload.checks.hostile import hostile_case  # noqa: E402
+from lab.rooms.semicrf.model.validation import CRFWatch, Validator  # noqa: E402
+from lab.rooms.semicrf.workload.check import hostile_case  # noqa: E402
 from tests.rooms.semicrf.model.native.emulated import SMALL, Emulated, build  # noqa: E402
 from tests.rooms.semicrf.problems import random_problem  # noqa: E402
 
@@ -108,8 +107,8 @@ def test_a_gradient_broken_after_sound_posteriors_is_told_with_their_coverage():
 
 def spoken(case, backend):
     """What the alarm says of one case's backward pass, or None."""
-    model = case.inputs()
-    watch = CRFWatch(Validator(), model, model.pop("lengths_B"), "PyTorch")
+    model = case.arguments()
+    watch = CRFWatch(Validator(), model, model.pop("lengths_B"), backend)
     score = case.score_BTC.clone().requires_grad_()
     log_z_B = api.log_partition(
         score,
