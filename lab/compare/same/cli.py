@@ -93,13 +93,13 @@ def same(
     ctx.exit(EXITS.get(outcome, 1))
 
 
-def _refuse(what: str, **values: object) -> None:
-    """Raise UsageError for the first option with a value: `what` would be compared without it."""
+def _refuse(recorded: str, **values: object) -> None:
+    """Raise UsageError for the first option with a value: `recorded` would be compared without it."""
     from lab.errors import UsageError
 
     for name, value in values.items():
         if value:
-            raise UsageError(f"--{name} does not go with {what}", fix="leave it out")
+            raise UsageError(f"--{name} does not go with {recorded}", fix="leave it out")
 
 
 def _of_steps(folders: list[Path]) -> tuple[str, dict[str, Any], str]:

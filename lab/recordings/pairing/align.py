@@ -8,7 +8,7 @@ import numpy as np
 
 from lab.recordings.pairing.clocks import DRIFT_WINDOW_NS, clock_line
 from lab.recordings.pairing.rows import CallRows
-from lab.recordings.tables import Table, joined
+from lab.recordings.tables import Table, filled
 from lab.stats import robust
 from lab.stats.columns import distinct
 
@@ -119,7 +119,7 @@ def _merged(
     position = np.clip(position, lower, behind - 1)
     keys = np.concatenate([np.arange(len(base)) * 2, position * 2 + 1])
     order = np.argsort(keys, kind="stable")
-    merged = joined([base.with_columns(begin=begin, end=end), lane.where(new)], _LANE).take(order)
+    merged = filled(_LANE, base.with_columns(begin=begin, end=end), lane.where(new)).take(order)
     return merged, np.concatenate([number, call_of_lane[new]])[order]
 
 

@@ -9,7 +9,7 @@ import pytest
 from click.testing import CliRunner
 
 from lab.compare.same.cli import same
-from lab.errors import BadDataError, MissingError
+from lab.errors import BadDataError, MissingError, UsageError
 from lab.workload.recorder.format import read
 from tests.compare.same.test_shared import write
 
@@ -85,6 +85,15 @@ def test_a_missing_file_and_a_folder_are_missing(tmp_path):
     for path in (tmp_path / "none", tmp_path):
         with pytest.raises(MissingError):
             read(path)
+
+
+@pytest.mark.parametrize("option", ["--floor", "--reference", "--level"])
+def test_an_option_that_would_not_be_used_is_refused(tmp_path, option):
+    path = write(tmp_path / "a", [META, ROW, END])
+    given = "module" if option == "--level" else str(path)
+    (tmp_path / "replay").mkdir()
+    error = CliRunner().invoke(same, [str(tmp_path / "replay"), option, given]).exception
+    assert isinstance(error, UsageError) and option in str(error)
 
 
 def test_names_cannot_steer_the_terminal(tmp_path):
