@@ -44,10 +44,13 @@ STAND_INS = ("GPU-00000000-0000-0000-0000-000000000000", "GPU-00000000-0000-0000
 
 ANALYSIS = """
 import matplotlib, pandas, pyarrow, isal.igzip, jinja2
-import importlib, pathlib
+import importlib, pathlib, pkgutil
 from lab import rooms
 for name in rooms.names():
-    importlib.import_module(f"lab.rooms.{name}.findings")
+    room = importlib.import_module(f"lab.rooms.{name}")
+    for part in pkgutil.iter_modules(room.__path__, room.__name__ + "."):
+        if part.name.endswith((".analyze", ".findings", ".report")):
+            importlib.import_module(part.name)
 from lab.report import figures
 matplotlib.use("Agg")
 from matplotlib import pyplot

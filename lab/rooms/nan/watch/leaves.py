@@ -252,11 +252,6 @@ class Passed:
         self.leaves, self.cache = leaves, cache
 
 
-_CACHE_LEAVES: dict[str, list[tuple[str, Tensor | Unseen, int]]] = {
-    name: [(name, Unseen(CACHE), 0)] for name in CACHES
-}
-
-
 def writes_to(tensor: Tensor) -> int:
     """How often torch has seen this tensor written."""
     if type(tensor) not in ORDINARY:
@@ -277,19 +272,19 @@ def as_passed(value: Any, name: str, is_input: bool) -> Any:
             version = UNTRACKED
         if not version:
             return value
-    elif kind in ATOMS or (kind is tuple and all(map(_stays, value))):
+    elif kind in ATOMS or (kind is tuple and _all_stay(value)):
         return value
     return _passed(value, name, is_input)
 
 
-def _stays(value: Any) -> bool:
-    kind = type(value)
-    if kind is Tensor:
-        try:
-            return not value._version
-        except Exception:  # made in inference mode
-            return False
-    return kind in ATOMS
+def _all_stay(values: tuple[Any, ...]) -> bool:
+    try:
+        for value in values:
+            if value._version if type(value) is Tensor else type(value) not in ATOMS:
+                return False
+    except RuntimeError:  # made in inference mode
+        return False
+    return True
 
 
 @hidden
@@ -308,25 +303,20 @@ def _passed(value: Any, name: str, is_input: bool) -> Any:
     return Passed(passed) if passed else None
 
 
-# By number: a name is made for each argument of each call.
-_ARGS = [f"args[{index}]" for index in range(32)]
-
-
-def args_as_passed(args: tuple[Any, ...]) -> list[Any]:
-    if len(args) > len(_ARGS):
-        _ARGS.extend(f"args[{index}]" for index in range(len(_ARGS), len(args)))
-    return [as_passed(value, name, True) for value, name in zip(args, _ARGS, strict=False)]
-
-
-def kwargs_as_passed(kwargs: dict[str, Any]) -> list[Any]:
-    return [
-        value
-        if type(value) in ATOMS  # most are None or a flag
-        else Passed(_CACHE_LEAVES[name], value)
-        if name in CACHES
-        else as_passed(value, name, True)
-        for name, value in kwargs.items()
-    ]
+def arguments_as_passed(args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Any]:
+    """Each argument as `as_passed` gives it: in one frame for all, because each costs half a microsecond."""
+    passed = [*args, *kwargs.values()]
+    for index, value in enumerate(passed):
+        kind = type(value)
+        try:
+            if not value._version if kind is Tensor else kind in ATOMS:
+                continue
+        except RuntimeError:  # made in inference mode
+            pass
+        name = [*kwargs][index - len(args)] if index >= len(args) else f"args[{index}]"
+        is_held = name in CACHES
+        passed[index] = Passed([(name, Unseen(CACHE), 0)], value) if is_held else as_passed(value, name, True)
+    return passed
 
 
 def leaves(

@@ -49,10 +49,9 @@ from lab.rooms.nan.watch.forward import (
 )
 from lab.rooms.nan.watch.leaves import (
     Passed,
-    args_as_passed,
+    arguments_as_passed,
     as_passed,
     in_transform,
-    kwargs_as_passed,
     quiet,
 )
 from lab.rooms.nan.watch.seam import Modules
@@ -228,7 +227,7 @@ class Recorder(ABC):
     @hidden
     def _arrived(self, lane: Lane, number: int, args: Any, kwargs: Any) -> None:
         lane.heads.append((number, len(args), *kwargs))
-        lane.values += (*args_as_passed(args), *kwargs_as_passed(kwargs))
+        lane.values += arguments_as_passed(args, kwargs)
         if lane.mode == AT_ONCE:
             self._absorb_safely(lane)
 

@@ -15,7 +15,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from lab.rooms.nan.watch.leaves import args_as_passed, as_passed, kwargs_as_passed
+from lab.rooms.nan.watch.leaves import arguments_as_passed, as_passed
 from lab.rooms.nan.watch.unseen_by_compile import is_compiling, leave_alone
 
 Call = Callable[..., Any]  # (module, *args, **kwargs)
@@ -73,8 +73,7 @@ def _patched(self: nn.Module, /, *args: Any, **kwargs: Any) -> Any:
                 values += (value, passed)
             else:
                 heads.append((module, len(args), *kwargs))
-                values += args_as_passed(args)
-                values += kwargs_as_passed(kwargs)
+                values += arguments_as_passed(args, kwargs)
                 output = _state["original"](self, *args, **kwargs)
                 heads.append(~module)
                 values.append(as_passed(output, "output", False))

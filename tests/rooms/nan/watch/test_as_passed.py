@@ -13,7 +13,7 @@ from torch import nn  # noqa: E402
 from transformers.modeling_outputs import BaseModelOutput  # noqa: E402
 
 from lab import nan  # noqa: E402
-from lab.rooms.nan.watch.leaves import kwargs_as_passed  # noqa: E402
+from lab.rooms.nan.watch.leaves import arguments_as_passed  # noqa: E402
 
 NAN, BAD_STEP = float("nan"), 4
 
@@ -121,6 +121,6 @@ def test_the_program_gets_its_own_containers():
 
 def test_a_cache_stays_itself_for_it_is_looked_into_after_the_forward():
     cache, others = [(torch.ones(1), torch.ones(1))], [torch.ones(1)]
-    of_cache, of_others = kwargs_as_passed({"past_key_values": cache, "others": others})
+    of_cache, of_others = arguments_as_passed((), {"past_key_values": cache, "others": others})
     assert of_cache.cache is cache and of_others.cache is None
     assert [leaf for leaf, *_ in of_others.leaves] == ["others[0]"] and of_others.leaves[0][1] is others[0]
