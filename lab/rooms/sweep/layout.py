@@ -80,17 +80,13 @@ class ConfigDir:
 
     def windows(self) -> list[ConfigDir]:
         """One configuration per window that the profiler recorded, in order of time."""
-        num_windows = 1 + max(map(len, self.earlier), default=0)
         by_rank = {files[0].rank: files for files in self.earlier}
-        windows = []
-        for number in range(num_windows):
-            traces = []
-            for newest in self.traces:
-                files = (*by_rank.get(newest.rank, ()), newest)
-                index = number - (num_windows - len(files))
-                traces += [files[index]] if index >= 0 else []
+        ranks = [(*by_rank.get(newest.rank, ()), newest) for newest in self.traces]
+        num_windows, windows = max(map(len, ranks), default=1), []
+        for number in range(-num_windows, 0):  # counted from the newest, which every rank has
+            traces = tuple(files[number] for files in ranks if len(files) >= -number)
             name = traces[0].path.name.split(".")[0] if num_windows > 1 else ""
-            windows.append(replace(self, traces=tuple(traces), earlier=(), window=name))
+            windows.append(replace(self, traces=traces, earlier=(), window=name))
         return windows
 
     def left_out(self) -> list[str]:
@@ -157,8 +153,8 @@ def find_configs(
 def sweep_beside(analysis: Path) -> Path | None:
     """The sweep whose analysis folder this is, if its traces lie where a sweep keeps them."""
     parent = analysis.resolve().parent
-    configs = [config for config in find_configs(parent, may_be_empty=True) if config.traces]
-    is_beside = any(config.path == parent or config.channels is not None for config in configs)
+    configs = find_configs(parent, may_be_empty=True)
+    is_beside = any(run.traces and (run.path == parent or run.channels is not None) for run in configs)
     return parent if is_beside else None
 
 
@@ -178,15 +174,14 @@ def in_order(paths: Iterable[Path]) -> list[tuple[Path, int | None]]:
 
 def _runs(folder: Path, depth: int = 0) -> Iterator[Path]:
     """Folders named as settings, or that hold the traces of one run: the topmost of each branch."""
-    by_threads = [
-        path for threads in _subfolders(folder, _THREADS) for path in _subfolders(threads, _CHANNELS)
-    ]
-    if settings := by_threads or _subfolders(folder, _CHANNELS):
+    parents = _subfolders(folder, _THREADS)
+    settings = [path for threads in parents for path in _subfolders(threads, _CHANNELS)]
+    settings = settings or _subfolders(folder, _CHANNELS)
+    is_setting = bool(_CHANNELS.fullmatch(folder.resolve().name))
+    if settings or is_setting or _subfolders(folder, _REPEAT) or _by_rank(folder):
         # Beside settings lie analyses, older runs, a trace that was copied up: none of them is a setting.
-        for path in settings:
+        for path in settings or [folder]:
             yield from _repeats(path)
-    elif _CHANNELS.fullmatch(folder.resolve().name) or _subfolders(folder, _REPEAT) or _by_rank(folder):
-        yield from _repeats(folder)
     elif depth < _DEEPEST:
         for path in sorted(folder.iterdir()):
             if path.is_dir() and not path.is_symlink():  # links may lead out of the folder, or in circles
@@ -270,7 +265,7 @@ def _rank_of(parts: tuple[int, ...], paths: Mapping[tuple[int, ...], object]) ->
 def _below(folder: Path) -> Iterator[Path]:
     """All files below, in order. Raises what a folder that cannot be read raises: `rglob` would skip it."""
     for path in sorted(folder.iterdir()):
-        if path.is_dir() and not path.is_symlink():  # links may lead out of the folder, or in circles
+        if path.is_dir() and not path.is_symlink():
             yield from _below(path)
         elif path.is_file():
             yield path

@@ -63,7 +63,7 @@ def test_a_tool_is_hidden_from_children_once_it_is_in(monkeypatch):
 def test_bad_input_ends_in_words(tmp_path):
     (tmp_path / "nan.json").write_text("{}")
     words = ["--config", "nan.json", "--experiment", "eager", "--out", "out", "--root", str(tmp_path)]
-    with pytest.raises(BadDataError, match="cannot read the configuration of this workload: .*`experiments`"):
+    with pytest.raises(BadDataError, match="cannot read the configuration of this workload"):
         workload.main(words)
     assert not (tmp_path / "out").exists()
     with pytest.raises(MissingError, match="cannot be loaded"):
