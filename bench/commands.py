@@ -1,7 +1,8 @@
 """Whole commands on small and large traces: what a start costs (a) and what a megabyte adds (b).
 
 The tiny trace has 20 launches; the others are one rank of a sweep, repeated. Bars: `lab gemm report` of
-the tiny one 0.8 CPU s, of which pandas takes 0.2; of 200 MB `lab kernels unique -o` 2.5 and `lab nsys summary -o` 3.3 CPU s.
+the tiny one 0.8 CPU s, of which pandas takes 0.2; of 200 MB `lab kernels unique -o` 2.5 and `lab nsys summary
+-o` 3.3 CPU s.
 """
 
 from __future__ import annotations
