@@ -103,3 +103,31 @@ def test_a_guard_whose_code_is_loaded_while_a_watch_is_open_is_not_compiled():
     """In a process of its own: here the guard's modules are loaded already."""
     done = subprocess.run([sys.executable, "-c", LOADED_LATER], capture_output=True, text=True, check=True)
     assert done.stdout.splitlines()[-1] == "[]", done.stdout
+
+
+class Product(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(4, 4))
+
+    def forward(self, x):
+        return torch.relu(x @ self.weight)
+
+
+@pytest.mark.parametrize("compiled_before", [True, False])
+def test_a_module_that_compiles_itself_runs_compiled_while_it_is_watched(compiled_before):
+    """The watch calls a leaf past torch's own wrapper, in which a compiled module takes its turn."""
+    calls = []
+
+    def backend(graph, _):
+        return lambda *args: calls.append("compiled") or graph(*args)
+
+    model, x = nn.Sequential(Product(), nn.Linear(4, 4)), torch.ones(2, 4)
+    if compiled_before:
+        model[0].compile(backend=backend)
+    with torch.no_grad(), nan.watch(model) as watch:
+        model(x), model(x)
+        if not compiled_before:
+            model[0].compile(backend=backend)
+        model(x), model(x)
+    assert len(calls) == (4 if compiled_before else 2) and watch.forwards == 4
