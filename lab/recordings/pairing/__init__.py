@@ -102,11 +102,7 @@ def _collectives(rows: CallRows, call: np.ndarray, start: np.ndarray, confidence
 
     kinds, group = rows.kinds[lead], rows.group[lead]
     members = [{*rows.members_of(number)} for number in range(len(rows.groups))]
-    ranks, spans = rows.rank[order].tolist(), zip(offset.tolist(), (offset + size).tolist(), strict=True)
-    absent = [
-        sorted(members[number].difference(ranks[low:high]))
-        for number, (low, high) in zip(group.tolist(), spans, strict=True)
-    ]
+    absent = _absent_ranks(members, group, rows.rank[order], offset, size)
     is_p2p = np.array([bool(route) for route in rows.routes], dtype=bool)[group]
     named_size = np.where(is_p2p, 2, reduced(np.maximum, rows.column("group_size")))
     num_members = np.array([*map(len, members)], dtype=np.int64)[group]
@@ -114,11 +110,7 @@ def _collectives(rows: CallRows, call: np.ndarray, start: np.ndarray, confidence
     num_bytes = reduced(np.maximum, rows.column("msg_bytes"))
     latency_us = reduced(np.minimum, rows.dur) / 1e3
     ends, alone = start + rows.dur, size < 2
-    algbw = np.full(num_calls, np.nan)
-    measurable = (num_bytes >= 0) & (latency_us > 0)
-    algbw[measurable] = num_bytes[measurable] / latency_us[measurable] / 1e3
     num_sharing = np.where(group_size > 0, group_size, size)
-    factors = [bus_factor(*pair) for pair in zip(kinds, num_sharing.tolist(), strict=True)]
 
     def skew_us(skew_ns: np.ndarray) -> np.ndarray:
         return np.where(alone, np.nan, skew_ns / 1e3)
@@ -144,12 +136,33 @@ def _collectives(rows: CallRows, call: np.ndarray, start: np.ndarray, confidence
             "end_skew_us": skew_us(reduced(np.maximum, ends) - reduced(np.minimum, ends)),
             "straggler_rank": np.where(alone, -1, rows.rank[latest]),
             "first_rank": np.where(alone, -1, rows.rank[lead]),
-            "algbw_gb_s": algbw,
-            "busbw_gb_s": algbw * np.array(factors, dtype=float),
+            **_bandwidths(kinds, num_bytes, latency_us, num_sharing),
             **{name: rows.column(name)[lead] for name in ("stream", "step")},
             "confidence": objects(confidence),
         }
     )
+
+
+def _absent_ranks(
+    members: Sequence[set[int]], group: np.ndarray, rank: np.ndarray, offset: np.ndarray, size: np.ndarray
+) -> list[list[int]]:
+    """The members of each call's group that are not among the ranks at its offset: they did not record it."""
+    ranks, spans = rank.tolist(), zip(offset.tolist(), (offset + size).tolist(), strict=True)
+    return [
+        sorted(members[number].difference(ranks[low:high]))
+        for number, (low, high) in zip(group.tolist(), spans, strict=True)
+    ]
+
+
+def _bandwidths(
+    kinds: np.ndarray, num_bytes: np.ndarray, latency_us: np.ndarray, num_ranks: np.ndarray
+) -> dict[str, np.ndarray]:
+    """GB/s of the algorithm and of the bus of each call, NaN where size or time is unknown."""
+    algbw = np.full(len(kinds), np.nan)
+    measurable = (num_bytes >= 0) & (latency_us > 0)
+    algbw[measurable] = num_bytes[measurable] / latency_us[measurable] / 1e3
+    factors = [bus_factor(*pair) for pair in zip(kinds, num_ranks.tolist(), strict=True)]
+    return {"algbw_gb_s": algbw, "busbw_gb_s": algbw * np.array(factors, dtype=float)}
 
 
 def _instances(rows: CallRows, call: np.ndarray, start: np.ndarray, collectives: Table) -> Table:
